@@ -2,7 +2,7 @@
 
 mod clinic;
 mod inbox_faults;
-mod nats_commands;
+pub(crate) mod nats_commands;
 mod other_servers;
 mod outbox_faults;
 mod over_http;

@@ -3,6 +3,7 @@
 mod admin;
 mod alerts;
 mod any_row;
+mod any_stream;
 mod api_conformance;
 mod api_events;
 mod api_pool;

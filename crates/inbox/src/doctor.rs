@@ -116,10 +116,10 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
     Ok(facts)
 }
 
-async fn at_work(connection: Connection, table: &Table) -> Known<Vec<String>> {
+async fn at_work(connection: Connection, table: &Table) -> Known<Vec<(String, Option<String>)>> {
     let letters = DeadLetters::new(connection, table);
     let holders = bounded(letters.holders()).await?;
-    Ok(holders.into_iter().filter(|it| it.is_valid).map(|it| it.consumer).collect())
+    Ok(holders.into_iter().filter(|it| it.is_valid).map(|it| (it.consumer, it.reason)).collect())
 }
 
 async fn look(
@@ -146,7 +146,7 @@ async fn look(
 async fn read_consumer(
     nats: &async_nats::Client,
     config: &Config,
-) -> Result<(Option<StreamFacts>, Option<consumer::Config>), Error> {
+) -> Result<(Option<StreamFacts>, Option<consumer::Info>), Error> {
     let stream = match jetstream::new(nats.clone()).get_stream(&config.stream).await {
         Ok(stream) => stream,
         Err(error) if is_missing(&error) => return Ok((None, None)),
@@ -155,8 +155,8 @@ async fn read_consumer(
     let info = durable_consumer::find(&stream, config).await?;
     let found = &stream.cached_info().config;
     let max_age = Some(found.max_age).filter(|it| !it.is_zero());
-    let facts = StreamFacts { subjects: found.subjects.clone(), max_age };
-    Ok((Some(facts), info.map(|it| it.config)))
+    let facts = StreamFacts { subjects: durable_consumer::stored_subjects(found), max_age };
+    Ok((Some(facts), info))
 }
 
 fn is_missing(error: &GetStreamError) -> bool {

@@ -114,6 +114,11 @@ impl Message {
         }
     }
 
+    /// Whether the broker itself stored it, in place of a message that is gone.
+    pub(crate) fn is_marker(&self) -> bool {
+        self.headers.get(wire::header::MARKER_REASON).is_some()
+    }
+
     pub(crate) fn id(&self) -> MessageId {
         MessageId { stream_created: self.stream_created, seq: self.stream_seq, key: self.key }
     }

@@ -29,6 +29,8 @@ pub struct Status {
     pub leases: LeaseCounts,
     /// Dead letters that were written since the start, by why.
     pub dead_letters: DeadLetterCounts,
+    /// Markers of the broker's, which are no events, that were passed over since the start.
+    pub markers: u64,
 }
 
 /// What claims found. New events that share a transaction are not claimed.

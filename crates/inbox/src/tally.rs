@@ -12,6 +12,7 @@ pub(crate) struct Tally {
     dead_letters: [AtomicU64; 7],
     renewed: AtomicU64,
     lost: AtomicU64,
+    markers: AtomicU64,
 }
 
 fn read(number: &AtomicU64) -> u64 {
@@ -47,6 +48,14 @@ impl Tally {
 
     pub(crate) fn lost(&self) {
         add(&self.lost, 1);
+    }
+
+    pub(crate) fn passed_marker(&self) {
+        add(&self.markers, 1);
+    }
+
+    pub(crate) fn markers(&self) -> u64 {
+        read(&self.markers)
     }
 
     pub(crate) fn claims(&self) -> Claims {

@@ -255,7 +255,8 @@ impl<W: Work> Worker<W> {
         let control = self.controlling.look().await?;
         let closings = control.breaker_closings;
         let (wanted, control) = watch::channel(control);
-        let mut source = Source::open(&self.nats, config, self.find_resolved()).await?;
+        let mut source =
+            Source::open(&self.nats, config, self.find_resolved(), &self.context.tally).await?;
         check_retention(config, source.max_age())?;
         self.context.may_forget.send_replace(true);
         let origin = source.origin().clone();

@@ -29,7 +29,7 @@ use crate::config::Settings;
 /// Runs one command to its end.
 pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<()> {
     match command {
-        Command::Setup(args) => setup::run(&args, &settings).await,
+        Command::Setup(args) => Box::pin(setup::run(&args, &settings)).await,
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
         Command::Top(args) => Box::pin(top::run(&args, &settings)).await,

@@ -4,6 +4,7 @@ use lab::{Direction, Proxy};
 use support::{DEADLINE, TestEnv, until};
 
 use super::{Watch, watch};
+use crate::doctor::nats_commands::pause;
 use crate::inbox::http::{processed, wait_processed};
 use crate::inbox::service::{Service, emit};
 
@@ -139,6 +140,14 @@ async fn alerts_about_consumers_fire_and_end() {
     network.cut().await;
     network.restore().await.expect("the handler is back");
     wait_processed(&env, before + 1).await;
+    watch.prometheus.wait_ended(FIRES).await;
+
+    // The broker keeps what it has.
+    pause(&env, "billing", Some("2100-01-01T00:00:00Z")).await;
+    emit(&env, "order", "{}").await;
+    watch.prometheus.wait_firing(&["TailpostConsumerInactive", "TailpostConsumerStalled"]).await;
+    pause(&env, "billing", None).await;
+    wait_processed(&env, before + 2).await;
     watch.prometheus.wait_ended(FIRES).await;
 
     inbox.sigterm();

@@ -5,6 +5,8 @@ use support::{TestEnv, TestEnvOptions};
 
 use super::clinic::Step::{Do, Edit, Set, Sql, Tailpost};
 use super::clinic::{Clinic, Fault};
+use super::nats_commands::pause;
+use crate::inbox::http::configure;
 
 const FAULTS: &[Fault] = &[
     Fault::new(
@@ -54,6 +56,12 @@ const FAULTS: &[Fault] = &[
         &["tailpost inbox setup"],
     ),
     Fault::new(
+        "inbox-delivery",
+        "warning",
+        &[Do(|clinic| Box::pin(pause(&clinic.env, "billing", Some("2100-01-01T00:00:00Z"))))],
+        &["nats consumer resume OUTBOX billing"],
+    ),
+    Fault::new(
         "inbox-subjects",
         "error",
         &[Set("TAILPOST_INBOX__BILLING__SUBJECTS", "sales.>")],
@@ -96,9 +104,6 @@ async fn replace(clinic: &mut Clinic, config: pull::Config) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_with_consumers_is_found_and_mended() {
     let mut env = TestEnv::with(TestEnvOptions::default()).await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("tailpost.toml");
-    std::fs::write(&file, "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n").expect("write");
-    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    let _folder = configure(&mut env);
     Clinic::open(env).await.treat(FAULTS).await;
 }

@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use serde_json::{Value, json};
 use support::TestEnv;
 
-/// Runs `nats stream edit`, `nats stream rm` or `nats consumer rm`.
+/// Runs a command of `nats stream` or `nats consumer`.
 pub(super) async fn run(env: &TestEnv, command: &str) {
     let words: Vec<&str> = command.split(' ').collect();
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
@@ -24,8 +26,18 @@ pub(super) async fn run(env: &TestEnv, command: &str) {
             let stream = jetstream.get_stream(stream).await.expect("look up the stream");
             stream.delete_consumer(consumer).await.expect("delete a consumer");
         }
+        ["nats", "consumer", "resume", _, consumer] => pause(env, consumer, None).await,
         _ => panic!("no such command here: {command}"),
     }
+}
+
+/// Asks the broker to pause a consumer of `OUTBOX`, or to let it go on.
+pub(crate) async fn pause(env: &TestEnv, consumer: &str, until: Option<&str>) {
+    let request = until.map_or_else(|| json!({}), |it| json!({ "pause_until": it }));
+    let context = env.nats.jetstream().await.expect("connect to NATS");
+    let asked = context.request(format!("CONSUMER.PAUSE.OUTBOX.{consumer}"), &request).await;
+    let answer: Response<Value> = asked.expect("an answer");
+    assert!(matches!(answer, Response::Ok(_)), "{answer:?}");
 }
 
 /// Changes the configuration of a stream.
@@ -56,6 +68,9 @@ fn options_into(config: &mut Config, options: &[&str]) {
             "--dupe-window" => config.duplicate_window = seconds(value()),
             "--max-age" => config.max_age = seconds(value()),
             "--max-msgs" => config.max_messages = value().parse().expect("a number"),
+            "--max-msgs-per-subject" => {
+                config.max_messages_per_subject = value().parse().expect("a number");
+            }
             "--max-bytes" => config.max_bytes = value().parse().expect("a number"),
             "--max-msg-size" => config.max_message_size = value().parse().expect("a number"),
             "--discard" => {

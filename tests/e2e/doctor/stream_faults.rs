@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::stream::{
-    Config, DiscardPolicy, PersistenceMode, RetentionPolicy, Source, StorageType,
+    Config, DiscardPolicy, PersistenceMode, RetentionPolicy, Source, StorageType, SubjectTransform,
 };
 use support::{TestEnv, TestEnvOptions};
 
@@ -62,6 +62,22 @@ const FAULTS: &[Fault] = &[
         &["nats stream edit OUTBOX --discard new"],
     ),
     Fault::new(
+        "stream-per-subject",
+        "warning",
+        &[Edit(|it| it.max_messages_per_subject = 1_000)],
+        &["nats stream edit OUTBOX --max-msgs-per-subject=-1"],
+    ),
+    Fault::new(
+        "stream-transform",
+        "warning",
+        &[Edit(|it| {
+            let (source, destination) = ("outbox.>".into(), "kept.>".into());
+            it.subject_transform = Some(SubjectTransform { source, destination });
+        })],
+        &["name the subjects under which events are stored*"],
+    )
+    .by_hand(&[Edit(|it| it.subject_transform = None)]),
+    Fault::new(
         "stream-batches",
         "warning",
         &[Edit(|it| {
@@ -113,6 +129,24 @@ const FAULTS: &[Fault] = &[
         "stream-retention",
         "error",
         &[Replace(|| Config { retention: RetentionPolicy::WorkQueue, ..stream() })],
+        MOVED,
+    )
+    .after(ANEW),
+    Fault::new(
+        "stream-interest",
+        "warning",
+        &[
+            Set("TAILPOST_RELAY__MODE", "keyed"),
+            Replace(|| Config { retention: RetentionPolicy::Interest, ..stream() }),
+        ],
+        &["create every consumer before the first event is published, or use retention by limits"],
+    )
+    .by_hand(&[Replace(stream)])
+    .after(&[Set("TAILPOST_RELAY__MODE", ""), Delete("OUTBOX"), Tailpost(&["setup"])]),
+    Fault::new(
+        "stream-counter",
+        "error",
+        &[Replace(|| Config { allow_message_counter: true, ..stream() })],
         MOVED,
     )
     .after(ANEW),

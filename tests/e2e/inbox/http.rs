@@ -12,6 +12,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
 use support::{DEADLINE, Relay, TestEnv, get, until};
+use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use uuid::Uuid;
@@ -25,6 +26,15 @@ pub(crate) async fn set_up() -> TestEnv {
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
     env
+}
+
+/// The consumer is in a file of settings, which is there for as long as the folder.
+pub(crate) fn configure(env: &mut TestEnv) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tailpost.toml");
+    std::fs::write(&file, "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n").expect("write");
+    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    folder
 }
 
 fn run(env: &TestEnv, service: &Service) -> Relay {

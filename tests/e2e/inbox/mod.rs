@@ -23,6 +23,7 @@ mod replayed;
 mod rewind;
 mod role;
 pub(crate) mod service;
+mod silent;
 mod whole_way;
 
 use std::ops::Deref;

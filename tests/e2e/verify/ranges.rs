@@ -1,5 +1,6 @@
 //! Parts of the stream, a part of the events, and what lies outside of what is held.
 
+use async_nats::jetstream::stream::DiscardPolicy;
 use support::{DEADLINE, TestEnv};
 use uuid::Uuid;
 
@@ -7,6 +8,7 @@ use super::{
     findings, found, insert_aggregates, kinds, nothing_is_found, remove, report, unjudged,
     wait_swept,
 };
+use crate::any_stream::edit;
 
 /// Twenty aggregates' events, published one after the other; the relay has ended.
 async fn published() -> (TestEnv, Vec<Uuid>) {
@@ -22,19 +24,18 @@ async fn published() -> (TestEnv, Vec<Uuid>) {
     (env, ids)
 }
 
-/// What the stream has purged is no gap; what is missing behind it is.
+/// What a limit has removed is no gap; what is missing behind it is.
 // proves: G-VERIFY-1, G-VERIFY-2
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_stream_has_purged_is_out_of_reach_and_not_missing() {
+async fn what_a_limit_removed_is_out_of_reach_and_not_missing() {
     let (env, ids) = published().await;
-    let purge = env.stream().await;
-    purge.purge().sequence(31).await.expect("purge the stream's beginning");
+    edit(&env, |it| (it.discard, it.max_messages) = (DiscardPolicy::Old, 30)).await;
     let compared = nothing_is_found(&env).await;
     assert_eq!(unjudged(&compared, "out_of_reach"), 30);
     assert_eq!(compared["matched"], 30);
     remove(&env, ids[40]).await;
     assert_eq!(findings(&env).await, [(Some(ids[40]), kinds(&["gap"]))].into());
-    // What says nothing of its place may have been purged as well.
+    // What says nothing of its place may have been removed as well.
     let forget =
         "UPDATE outbox_events SET stream_seq = NULL, occurred_at = '2020-01-01' WHERE id = ";
     env.execute(&format!("{forget} '{}'", ids[40])).await;

@@ -17,13 +17,14 @@ pub(super) struct TableFacts {
     /// What the role lacks: table, and the privileges.
     pub(super) lacks: Vec<(String, Vec<String>)>,
     pub(super) role: String,
-    /// Workers whose lease is valid, by their consumers.
-    pub(super) at_work: Known<Vec<String>>,
+    /// Workers whose lease is valid: their consumers, and what each waits for, if it waits.
+    pub(super) at_work: Known<Vec<(String, Option<String>)>>,
 }
 
 /// A stream, as far as a consumer cares.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StreamFacts {
+    /// Under which messages are stored.
     pub(super) subjects: Vec<String>,
     pub(super) max_age: Option<Duration>,
 }
@@ -33,7 +34,7 @@ pub(super) struct Seen {
     pub(super) config: Config,
     pub(super) tables: Known<TableFacts>,
     pub(super) stream: Known<Option<StreamFacts>>,
-    pub(super) consumer: Known<Option<consumer::Config>>,
+    pub(super) consumer: Known<Option<consumer::Info>>,
 }
 
 impl Seen {
@@ -47,7 +48,7 @@ impl Seen {
         stream.as_ref().ok_or_else(missing)
     }
 
-    pub(super) fn consumer(&self) -> Known<&consumer::Config> {
+    pub(super) fn consumer(&self) -> Known<&consumer::Info> {
         self.stream()?;
         let consumer = self.consumer.as_ref().map_err(Clone::clone)?;
         let missing = || Skip::because(format!("there is no consumer {}", self.config.consumer));

@@ -6,6 +6,7 @@ use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::Seen;
 use crate::nats::durable_consumer;
+use crate::nats::source::silence;
 use crate::worker::retention_problem;
 
 /// Those about the tables, which all consumers share.
@@ -21,6 +22,7 @@ pub(super) const EACH: &[Rule<Seen>] = &[
     rule("inbox-consumer-fits", "an inbox can work with it", fits),
     rule("inbox-consumer-settings", "it is as configured", settings),
     rule("inbox-subjects", "the stream takes what the consumer is for", subjects),
+    rule("inbox-delivery", "the broker delivers", delivery),
     rule("inbox-running", "a worker is at work", running),
     Rule::new("retention-inbox", Category::Retention, "records outlive messages", retention),
 ];
@@ -81,7 +83,7 @@ fn consumer(seen: &Seen) -> Judged {
 }
 
 fn fits(seen: &Seen) -> Judged {
-    let found = seen.consumer()?;
+    let found = &seen.consumer()?.config;
     let (stream, consumer) = (&seen.config.stream, &seen.config.consumer);
     if let Some(reason) = durable_consumer::obstacle(found) {
         let mut remedies = vec![
@@ -95,7 +97,7 @@ fn fits(seen: &Seen) -> Judged {
 }
 
 fn settings(seen: &Seen) -> Judged {
-    let found = seen.consumer()?;
+    let found = &seen.consumer()?.config;
     if durable_consumer::obstacle(found).is_some() {
         return Ok(Verdict::Ok("see inbox-consumer-fits".into()));
     }
@@ -120,7 +122,7 @@ fn subjects(seen: &Seen) -> Judged {
     }
     let takes = stream.subjects.join(", ");
     Ok(Verdict::Error(
-        format!("the stream takes {takes}, and never {}", never.join(", ")),
+        format!("the stream stores {takes}, and never {}", never.join(", ")),
         vec![Remedy::advice(format!(
             "name subjects of {takes} in inbox.{}.subjects",
             seen.config.consumer
@@ -128,10 +130,34 @@ fn subjects(seen: &Seen) -> Judged {
     ))
 }
 
+fn delivery(seen: &Seen) -> Judged {
+    let info = seen.consumer()?;
+    let waits = format!("{} events wait", info.num_pending);
+    let resume = || vec![Remedy::shell(silence::resume(info))];
+    if let Some(pause) = silence::pause(info) {
+        return Ok(match info.num_pending {
+            0 => Verdict::Warning(format!("{waits}, and {pause}"), resume()),
+            _ => Verdict::Error(format!("{waits}: {pause}"), resume()),
+        });
+    }
+    let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
+    let reason = at_work.iter().find(|it| it.0 == seen.config.consumer).and_then(|it| it.1.clone());
+    match reason.filter(|it| it.starts_with(silence::SILENT)) {
+        Some(reason) => Ok(Verdict::Error(
+            reason,
+            vec![Remedy::advice(
+                "look who else takes events of the consumer, and whether its servers are well \
+                 (`nats consumer info`)",
+            )],
+        )),
+        None => Ok(Verdict::Ok(waits)),
+    }
+}
+
 fn running(seen: &Seen) -> Judged {
     let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
     let name = &seen.config.consumer;
-    if at_work.contains(name) {
+    if at_work.iter().any(|it| it.0 == *name) {
         return Ok(Verdict::Ok("a worker has the role".into()));
     }
     Ok(Verdict::Warning(

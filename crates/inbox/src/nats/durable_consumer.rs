@@ -11,7 +11,8 @@ use async_nats::jetstream::consumer::{
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
 use async_nats::jetstream::stream::{
-    ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy, Stream,
+    self, ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy,
+    Stream,
 };
 use jiff::Timestamp;
 use outbox::wire;
@@ -58,6 +59,7 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     let info = match stream.consumer_info(consumer).await {
         Ok(info) => info,
         Err(error) if is_not_found(&error) => {
+            check_subjects(stream, config)?;
             let created = create(stream, wanted(config)).await?;
             info!(consumer, stream = name, "created the durable consumer");
             return Ok((created, true));
@@ -78,6 +80,11 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     let found = found.map_err(Error::jetstream(LOOKING))?;
     let max_ack_pending = found.max_ack_pending;
     let (changed, settings) = changes(found, config);
+    // What was stored before the transform may wait.
+    let waits = info.num_pending > 0 || info.num_ack_pending > 0;
+    if !waits || settings.contains(&"filter_subjects") {
+        check_subjects(stream, config)?;
+    }
     if !settings.is_empty() {
         let mut updated = stream.update_consumer(changed.clone()).await;
         if let Err(error) = &updated
@@ -92,6 +99,36 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
     }
     let opened = stream.get_consumer(consumer).await;
     opened.map(|it| (it, false)).map_err(Error::jetstream(LOOKING))
+}
+
+/// The subjects under which a stream stores what it takes.
+pub(crate) fn stored_subjects(config: &stream::Config) -> Vec<String> {
+    match &config.subject_transform {
+        None => config.subjects.clone(),
+        Some(it) => wire::transformed(&config.subjects, &it.source, &it.destination),
+    }
+}
+
+/// Refuses subjects of which a stream has none because it transforms them.
+fn check_subjects(stream: &Stream, config: &Config) -> Result<(), Error> {
+    let (found, filters) = (&stream.cached_info().config, &config.filter_subjects);
+    let stored = stored_subjects(found);
+    let is_stored = |it: &String| stored.iter().any(|stored| wire::subjects_overlap(stored, it));
+    if found.subject_transform.is_none() || filters.is_empty() || filters.iter().any(is_stored) {
+        return Ok(());
+    }
+    Err(Error::Refused {
+        problem: format!(
+            "consumer \"{}\" would get nothing: it is for {}, and by its subject_transform stream \
+             \"{}\" stores events as {}",
+            config.consumer,
+            filters.join(", "),
+            config.stream,
+            stored.join(", ")
+        ),
+        hint: "name subjects under which events are stored in inbox.NAME.subjects, or remove the \
+               transform",
+    })
 }
 
 async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error> {

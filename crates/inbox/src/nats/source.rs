@@ -14,6 +14,7 @@
 mod floor;
 mod outstanding;
 mod place;
+pub(crate) mod silence;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,15 +33,17 @@ use tracing::{info, warn};
 use self::floor::Floor;
 use self::outstanding::LOOKED_UP_MAX;
 use self::place::Place;
+use self::silence::Silence;
 use crate::Error;
 use crate::config::Config;
 use crate::engine::{Delivered, Path};
 use crate::error::describe;
-use crate::feed::Feed;
+use crate::feed::{Closed, Feed};
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
 use crate::nats::{reconnects, stored_message};
 use crate::record::Key;
+use crate::tally::Tally;
 
 /// Nothing is asked for while there is room for less: each request costs a round trip.
 const PULLED_MIN: usize = 64;
@@ -85,6 +88,8 @@ pub(crate) struct Source {
     /// When the consumer was made of which that is true.
     fed_of: Option<Timestamp>,
     find_resolved: FindResolved,
+    silence: Silence,
+    tally: Arc<Tally>,
     /// Why nothing can be taken, while that is so.
     trouble: watch::Sender<Option<String>>,
 }
@@ -95,6 +100,7 @@ impl Source {
         nats: &Client,
         config: &Config,
         find_resolved: FindResolved,
+        tally: &Arc<Tally>,
     ) -> Result<Self, Error> {
         let stream = durable_consumer::stream(nats, config).await?;
         let name = config.consumer.clone();
@@ -120,6 +126,8 @@ impl Source {
             fed_until: 0,
             fed_of: None,
             find_resolved,
+            silence: Silence::new(),
+            tally: Arc::clone(tally),
             trouble: watch::Sender::default(),
         })
     }
@@ -178,7 +186,7 @@ impl Source {
             };
             let result = result.await;
             if result.is_ok() {
-                self.trouble.send_if_modified(|it| it.take().is_some());
+                self.is_heard();
             }
             match result {
                 Ok(Pulled::All) => {}
@@ -194,7 +202,7 @@ impl Source {
                 Err(error) => {
                     let error = describe(&error);
                     warn!(consumer = self.name, error, "could not take messages");
-                    self.trouble.send_replace(Some(error));
+                    self.trouble.send_replace(Some(format!("the broker is away: {error}")));
                     (behind, self.wary) = (true, true);
                     self.make_again().await;
                     tokio::time::sleep(PAUSE).await;
@@ -204,6 +212,30 @@ impl Source {
                 return false;
             }
         }
+    }
+
+    /// The broker answers, and may have nothing to say although it should.
+    fn is_heard(&self) {
+        let why = self.silence.why();
+        self.trouble.send_if_modified(|it| {
+            if let (None, Some(reason)) = (&it, &why) {
+                warn!(consumer = self.name, reason, "nothing comes");
+            }
+            std::mem::replace(it, why.clone()) != why
+        });
+    }
+
+    /// The broker's own markers are nobody's events. One whose acknowledgement does not arrive comes
+    /// once more.
+    async fn bring(&self, delivered: Delivered, feed: &Feed) -> Result<(), Closed> {
+        if !delivered.message.is_marker() {
+            return feed.bring(delivered).await;
+        }
+        if let Some(reply) = delivered.reply {
+            let _ = self.nats.publish(reply, "+ACK".into()).await;
+        }
+        self.tally.passed_marker();
+        Ok(())
     }
 
     /// Makes the durable consumer again if somebody has deleted it. What it delivers then is known.
@@ -280,13 +312,16 @@ impl Source {
                 self.read_outstanding(feed).await?;
             }
             self.consumer_seq = self.consumer_seq.max(seq);
-            if feed.bring(delivered).await.is_err() {
+            if self.bring(delivered, feed).await.is_err() {
                 return Ok(Pulled::All);
             }
             if !redelivered {
                 self.fed_until = self.fed_until.max(place.stream_seq);
                 self.newest = self.newest.max((place.stream_seq, Some(place.stored_at)));
             }
+        }
+        if received > 0 {
+            self.silence.heard();
         }
         // Somebody's message looked like the server's word that there is nothing more.
         if received < max && began.elapsed() < PULL_EXPIRES / 2 {
@@ -306,6 +341,9 @@ impl Source {
         let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
         let info = info.map_err(Error::jetstream(READING))?;
         let is_owed = info.num_ack_pending > 0;
+        if is_idle {
+            self.silence.look(&info, LOOK);
+        }
         if is_idle && is_owed && info.delivered.consumer_sequence > self.consumer_seq {
             return Ok(Pulled::Suspicious);
         }

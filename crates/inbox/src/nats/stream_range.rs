@@ -63,7 +63,8 @@ pub(crate) async fn keys(
         .buffered(READ_AHEAD)
         .try_filter_map(async |stored| {
             let stored = stored.filter(|it| durable_consumer::take(filters, &it.subject));
-            Ok(stored.map(|it| (it.seq, it.understood(origin).key)))
+            let message = stored.map(|it| it.understood(origin)).filter(|it| !it.is_marker());
+            Ok(message.map(|it| (it.stream_seq, it.key)))
         })
         .try_collect()
         .await

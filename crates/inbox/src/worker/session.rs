@@ -185,6 +185,7 @@ impl<W: Work> Session<W> {
             claims: tally.claims(),
             leases: tally.leases(),
             dead_letters: tally.dead_letters(),
+            markers: tally.markers(),
             ..self.engine.status(paused)
         };
         self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);

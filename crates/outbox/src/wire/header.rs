@@ -25,6 +25,8 @@ pub const SOURCE: &str = "Tailpost-Source";
 pub const SOURCE_WAL: &str = "wal";
 /// Names of the headers whose values are percent-escaped, separated by commas.
 pub const ESCAPED: &str = "Tailpost-Escaped";
+/// Why the broker itself stored the message, in place of one that is gone.
+pub const MARKER_REASON: &str = "Nats-Marker-Reason";
 /// The event's type.
 pub const EVENT_TYPE: &str = "Event-Type";
 /// The version of the payload's schema.

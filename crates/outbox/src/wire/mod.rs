@@ -21,5 +21,5 @@ pub use name::{escape_name, name_from_wire};
 pub use position::Position;
 pub use replayed::{replayed_id, replayed_msg_id};
 pub use stored::{RawHeaders, StoredMessage};
-pub use subject::{SubjectTemplate, subject_matches, subjects_overlap};
+pub use subject::{SubjectTemplate, subject_matches, subjects_overlap, transformed};
 pub use trace_context::{SpanId, TraceContext, TraceId, TraceParent, trace_id};

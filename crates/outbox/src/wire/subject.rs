@@ -272,3 +272,31 @@ pub fn subjects_overlap(one: &str, other: &str) -> bool {
         }
     }
 }
+
+/// The subjects under which a stream that takes `subjects` stores messages, where it transforms
+/// those of `source` to `destination`.
+///
+/// ```
+/// use outbox::wire::transformed;
+///
+/// let takes = ["outbox.>".to_owned()];
+/// assert_eq!(transformed(&takes, "outbox.*.*", "{{partition(4,1)}}.kept"), ["outbox.>", "*.kept"]);
+/// assert_eq!(transformed(&takes, "", "kept.>"), ["kept.>"]);
+/// ```
+#[must_use]
+pub fn transformed(subjects: &[String], source: &str, destination: &str) -> Vec<String> {
+    let source = if source.is_empty() { ">" } else { source };
+    let mut pattern = Vec::new();
+    for token in destination.split('.') {
+        let function = token.to_ascii_lowercase();
+        if function.contains("split") || function.contains("slice") {
+            pattern.push(">"); // of any number of tokens
+            break;
+        }
+        pattern.push(if function.starts_with(['{', '$']) { "*" } else { token });
+    }
+    let mut stored = subjects.to_vec();
+    stored.retain(|it| !subject_matches(source, it));
+    stored.push(pattern.join("."));
+    stored
+}

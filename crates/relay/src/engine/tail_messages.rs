@@ -20,6 +20,8 @@ pub(crate) struct TailMessage {
     /// The replay that stored it. Then `id` is that of the copy, and `position` says how far the log
     /// had come.
     pub(crate) replay: Option<Uuid>,
+    /// The broker stored it itself.
+    pub(crate) is_marker: bool,
 }
 
 /// A message's id, where it is stored, and what transaction its own position names.
@@ -42,9 +44,12 @@ pub(crate) struct Tail {
     pub(crate) read: usize,
     /// Those that have ids, in any order.
     pub(crate) stored: Vec<Stored>,
-    /// Messages that are not of this database's log, and where the last of them is.
+    /// Messages of other writers.
     pub(crate) foreign: usize,
+    /// The last message that is not of this database's log: of another writer, or the broker's own.
     pub(crate) last_foreign: u64,
+    /// The broker stores messages itself, which go again: sequences cannot be counted.
+    pub(crate) has_markers: bool,
     /// The highest position of this database's log.
     pub(crate) position: Option<LastPosition>,
 }
@@ -69,7 +74,7 @@ impl Tail {
                     self.position = highest(self.position, &message, position);
                 }
                 None => {
-                    self.foreign += 1;
+                    self.foreign += usize::from(!message.is_marker);
                     self.last_foreign = self.last_foreign.max(message.seq);
                 }
             }

@@ -20,13 +20,16 @@ const HEADERS_MAX: usize = u16::MAX as usize;
 pub(crate) struct Limits {
     max_msg_size: Option<usize>,
     subjects: Option<Vec<String>>,
+    /// Messages are stored under other subjects than those under which they are published.
+    pub(crate) transforms: bool,
 }
 
 impl Limits {
     pub(crate) fn of(stream: &Stream) -> Self {
         // -1, or 0 where it was never set, is no limit.
         let max_msg_size = usize::try_from(stream.max_message_size).ok().filter(|max| *max > 0);
-        Self { max_msg_size, subjects: Some(stream.subjects.clone()) }
+        let transforms = stream.subject_transform.is_some();
+        Self { max_msg_size, subjects: Some(stream.subjects.clone()), transforms }
     }
 
     /// Why the stream would not take the message.

@@ -3,13 +3,16 @@
 use async_nats::Client;
 use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::stream::{
-    Config as Stream, DiscardPolicy, PersistenceMode, RetentionPolicy, StorageType, Stream as Found,
+    Config as Stream, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
+    Stream as Found,
 };
 use async_nats::jetstream::{self, ErrorCode};
+use bytes::Bytes;
+use outbox::wire::header;
 use outbox::{nats_version, wire};
 use tracing::warn;
 
-use super::TailReader;
+use super::{TailReader, direct_get};
 use crate::config::{Config, Mode};
 use crate::error::Error;
 
@@ -18,6 +21,12 @@ pub(crate) const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
 
 /// What a finding is about that leaves keyed mode only.
 const BATCHES: &str = "batches";
+
+/// What a finding is about where events are stored under other subjects.
+const TRANSFORM: &str = "transform";
+
+const STORED_SUBJECTS: &str = "name the subjects under which events are stored in inbox.NAME.subjects, or remove what changes \
+     them";
 
 /// Something about a stream, with what mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +64,9 @@ pub(crate) async fn check(
     check_server(client)?;
     let info = tail.info().await?;
     let mut unfenced = None;
-    for finding in findings(config, &info.config, &client.server_info().version) {
+    let mut findings = findings(config, &info.config, &client.server_info().version);
+    findings.extend(mapped(config, client, &info).await?);
+    for finding in findings {
         let Finding { about, fatal, reason, fix } = finding;
         if fatal {
             return Err(Error::stream(&config.stream.name, &reason, fix));
@@ -88,6 +99,34 @@ pub(crate) fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<F
     fatal.chain(weaknesses).chain(batches).collect()
 }
 
+/// An account's mappings are seen by nothing but the place of an event: that of the stream's last one.
+pub(crate) async fn mapped(
+    config: &Config,
+    client: &Client,
+    stream: &Info,
+) -> Result<Option<Finding>, Error> {
+    let last = stream.state.last_sequence;
+    if stream.config.subject_transform.is_some() || last == 0 {
+        return Ok(None);
+    }
+    let answer = direct_get::read(client, &config.stream.name, last).await?;
+    let Some(message) = answer.message()? else { return Ok(None) };
+    let headers = message.headers().to_text().unwrap_or_default();
+    let is_copy = headers.iter().any(|it| it.0 == header::REPLAY);
+    let Ok(event) = wire::parse_event(headers, Bytes::new()) else { return Ok(None) };
+    let stored = &*message.subject;
+    let wanted = config.routing().subject(&event).ok().filter(|it| it != stored && !is_copy);
+    Ok(wanted.map(|wanted| Finding {
+        about: TRANSFORM,
+        fatal: false,
+        reason: format!(
+            "its last event is stored under {stored}, and the relay publishes such events under \
+             {wanted}: the account maps subjects, or relay.subject or the routes have changed since"
+        ),
+        fix: STORED_SUBJECTS.into(),
+    }))
+}
+
 /// What fenced mode needs.
 fn batches(config: &Config, stream: &Stream, version: &str) -> Check {
     let is_known = nats_version::takes_batches(version);
@@ -118,7 +157,7 @@ fn batches(config: &Config, stream: &Stream, version: &str) -> Check {
 type Check = (&'static str, bool, String, String);
 
 /// What would lose, duplicate or reorder events.
-fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
+fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
     let anew = |what: &str| {
         format!(
             "{what} cannot be changed: set stream.name to a new stream and run `tailpost setup`"
@@ -144,6 +183,12 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
         ),
         ("seal", stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
         ("mirror", stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
+        (
+            "counter",
+            stream.allow_message_counter,
+            "allow_msg_counter: it takes nothing but increments of counters".into(),
+            anew("allow_msg_counter"),
+        ),
         (
             "persistence",
             stream.persist_mode == Some(PersistenceMode::Async),
@@ -176,11 +221,42 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 8] {
 }
 
 /// What works, and could be better.
-fn weaknesses(config: &Config, stream: &Stream) -> [Check; 3] {
+fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
     let window = config.stream.duplicate_window;
-    let has_limit =
-        stream.max_bytes > 0 || stream.max_messages > 0 || stream.max_messages_per_subject > 0;
+    let has_limit = stream.max_bytes > 0 || stream.max_messages > 0;
+    let of_subject = stream.max_messages_per_subject;
+    let then = match refuses_per_subject(stream) {
+        true => "refuses more, and every later event waits",
+        false => "removes older ones, read or not",
+    };
+    let transform = stream.subject_transform.as_ref();
+    let (source, destination) =
+        transform.map_or(("", ""), |it| (it.source.as_str(), it.destination.as_str()));
+    let is_changed = |it: &String| source.is_empty() || wire::subjects_overlap(source, it);
     [
+        (
+            "per-subject",
+            of_subject > 0,
+            format!("max_msgs_per_subject = {of_subject}: of each subject it {then}"),
+            edit(config, "--max-msgs-per-subject=-1"),
+        ),
+        (
+            "interest",
+            stream.retention == RetentionPolicy::Interest,
+            "retention by interest: events for which there is no consumer are removed at once"
+                .into(),
+            "create every consumer before the first event is published, or use retention by limits"
+                .into(),
+        ),
+        (
+            TRANSFORM,
+            transform.is_some() && config.routing().patterns().iter().any(is_changed),
+            format!(
+                "its subject_transform stores {} as {destination}",
+                if source.is_empty() { ">" } else { source }
+            ),
+            STORED_SUBJECTS.into(),
+        ),
         (
             "replicas",
             stream.num_replicas < 3,
@@ -200,6 +276,11 @@ fn weaknesses(config: &Config, stream: &Stream) -> [Check; 3] {
             edit(config, "--discard new"),
         ),
     ]
+}
+
+/// What the stream does at its limit per subject: remove what is old, or refuse what is new.
+pub(crate) fn refuses_per_subject(stream: &Stream) -> bool {
+    stream.discard == DiscardPolicy::New && stream.discard_new_per_subject
 }
 
 fn edit(config: &Config, option: &str) -> String {

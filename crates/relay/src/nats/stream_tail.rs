@@ -154,12 +154,13 @@ impl TailReader {
     /// Everything that may be there of what the log will bring again. Also says whether it is
     /// everything that ever was there: nothing was deleted, nothing was too far back.
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
-        let Info { state, created, .. } = self.info().await?;
+        let Info { state, created, config, .. } = self.info().await?;
         let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
         self.created.store(created, Ordering::Relaxed);
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);
+        tail.has_markers = config.subject_delete_marker_ttl.is_some();
         let mut pace = Pace::new(&state);
         let mut overtaken = 0;
         let (mut to, mut is_reached) = (last_seq, floor <= 1);
@@ -327,6 +328,7 @@ fn tail_message(message: &StoredMessage<'_>) -> TailMessage {
         position: headers.text(header::POSITION).and_then(|position| position.parse().ok()),
         position_event: headers.text(header::POSITION_EVENT).and_then(|id| id.parse().ok()),
         replay: None,
+        is_marker: headers.get(header::MARKER_REASON).is_some(),
     }
 }
 
@@ -342,5 +344,6 @@ fn copy(message: &StoredMessage<'_>) -> Option<TailMessage> {
         position: position.parse().ok(),
         position_event: after.parse().ok(),
         replay: Some(replay),
+        is_marker: false,
     })
 }

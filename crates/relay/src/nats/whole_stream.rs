@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
-use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::stream::{ConsumerErrorKind, Stream};
 use futures_util::StreamExt;
 use outbox::wire::{StoredMessage, header};
 use tokio::time::timeout;
@@ -93,8 +94,11 @@ impl WholeStream {
             inactive_threshold: IDLE_MAX,
             ..pull::Config::default()
         };
-        let consumer = self.stream.create_consumer(config).await;
-        let consumer = consumer.map_err(Error::jetstream("make a consumer"))?;
+        let consumer = match self.stream.create_consumer(config).await {
+            Ok(consumer) => consumer,
+            Err(error) if is_one_too_many(&error.kind()) => return Ok(from),
+            Err(error) => return Err(Error::jetstream("make a consumer")(error)),
+        };
         let messages = consumer
             .stream()
             .max_messages_per_batch(BATCH)
@@ -177,6 +181,12 @@ impl WholeStream {
         let answer = direct_get::read_from(&self.client, &self.name, sequence).await?;
         Ok(answer.message()?.map(|it| it.time.as_microsecond()))
     }
+}
+
+/// The stream, or the account, may have no other consumer.
+fn is_one_too_many(error: &ConsumerErrorKind) -> bool {
+    let code = ErrorCode::MAXIMUM_CONSUMERS_LIMIT;
+    matches!(error, ConsumerErrorKind::JetStream(refusal) if refusal.error_code() == code)
 }
 
 fn delivered(message: &jetstream::Message) -> ReadMessage {

@@ -215,7 +215,7 @@ async fn read_nats(config: &Config) -> (Result<facts::Broker, Failure>, Vec<Stre
 }
 
 async fn stream(client: &NatsClient, config: &Config) -> StreamAndOverlaps {
-    let (stream, clock) = read_broker::stream(client, &config.stream.name).await;
+    let (stream, clock) = read_broker::stream(client, &config.stream.name, Some(config)).await;
     let overlaps = read_broker::overlaps(client, config).await;
     (stream, overlaps, clock)
 }

@@ -344,29 +344,31 @@ async fn ensure_stream(
     let name = &config.stream.name;
     let version = client.server_info().version;
     let batches = takes_batches(&version);
-    let (created, mut stream) = match stream_check::find(client, name).await? {
-        Some(found) => (false, found.cached_info().config.clone()),
+    let (created, mut info) = match stream_check::find(client, name).await? {
+        Some(found) => (false, found.cached_info().clone()),
         None => {
             let wanted = stream(config, batches);
             match context.create_stream(wanted.clone()).await {
-                Ok(created) => (true, created.cached_info().config.clone()),
+                Ok(created) => (true, created.cached_info().clone()),
                 // From another database, or by hand, at the same moment.
                 Err(error) if code(&error) == Some(ErrorCode::STREAM_NAME_EXIST) => {
                     let found = stream_check::look(client, name).await?;
-                    (false, found.cached_info().config.clone())
+                    (false, found.cached_info().clone())
                 }
                 Err(error) => return Err(refused(context, wanted, error).await),
             }
         }
     };
     let mut steps = vec![SetupStep { what: format!("stream {name}"), created }];
-    if batches && !stream.allow_batch_publish && is_made_by_setup(&stream) {
+    if batches && !info.config.allow_batch_publish && is_made_by_setup(&info.config) {
         allow_batches(context, name).await?;
-        stream.allow_batch_publish = true;
+        info.config.allow_batch_publish = true;
         steps.push(SetupStep { what: format!("batches on stream {name}"), created: true });
     }
     let mut warnings = Vec::new();
-    for finding in stream_check::findings(config, &stream, &version) {
+    let mut findings = stream_check::findings(config, &info.config, &version);
+    findings.extend(stream_check::mapped(config, client, &info).await?);
+    for finding in findings {
         if finding.fatal {
             let stream_check::Finding { reason, fix, .. } = finding;
             return Err(Error::stream(name, &reason, fix));
@@ -401,8 +403,20 @@ fn code(error: &CreateStreamError) -> Option<ErrorCode> {
 /// Says so if another stream takes some of the subjects, as one does that was made for another number
 /// of shards.
 async fn refused(context: &Context, wanted: Stream, error: CreateStreamError) -> Error {
-    if code(&error) != Some(ErrorCode::STREAM_SUBJECT_OVERLAP) {
-        return Error::jetstream("create the stream")(error);
+    let fix = match code(&error) {
+        Some(ErrorCode::STREAM_SUBJECT_OVERLAP) => None,
+        Some(
+            ErrorCode::STREAM_MAX_BYTES_REQUIRED
+            | ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED
+            | ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+        ) => Some("set stream.max_bytes to what the account has room for (`nats account info`)"),
+        Some(ErrorCode::MAXIMUM_STREAMS_LIMIT) => {
+            Some("delete a stream of the account, or raise its limit of streams")
+        }
+        _ => return Error::jetstream("create the stream")(error),
+    };
+    if let Some(fix) = fix {
+        return Error::stream(&wanted.name, &error.to_string(), fix.into());
     }
     let mut other = None;
     for subject in &wanted.subjects {

@@ -2,6 +2,7 @@
 
 mod comparing;
 mod looking_again;
+mod removals;
 mod stream_reading;
 mod table_reading;
 
@@ -235,11 +236,11 @@ impl<'a> Run<'a> {
         let mut reading = JoinSet::new();
         reading.spawn(async move { records.read_before().await.map(|()| records) });
         // A row that names a message which is gone may have a copy that a replay stored.
-        let first = match self.present.has_replayed().await? {
+        let left_out = match self.present.has_replayed().await? {
             true => Vec::new(),
-            false => self.streams.iter().map(|it| (it.name.clone(), it.first)).collect(),
+            false => self.streams.iter().map(StreamSource::left_out).collect(),
         };
-        let range = ReadRange { first, sample };
+        let range = ReadRange { left_out, sample };
         let rows_left_out = self.snapshot.rows_left_out(&range).await?;
         let rows = self.table_records(names, &range, parts).await?;
         self.snapshot.close_comparison().await?;

@@ -75,7 +75,7 @@ pub(crate) use self::state::{LastLooks, ResolvedPlace, StateRow, oldest_running}
 pub(crate) use self::stream_lost::{Compared, LostEnd};
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
-pub(crate) use self::verify_rows::{ComparedRow, ReadRange, TableCut};
+pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
 const STATEMENT_MS_MAX: u32 = 55_000;

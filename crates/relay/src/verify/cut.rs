@@ -52,6 +52,8 @@ pub(crate) struct StreamRange {
     pub(crate) first_at_micros: i64,
     /// The stream removes messages from within: by subject, by what was consumed, one by one.
     pub(crate) forgets: bool,
+    /// It stores messages under other subjects than those under which they are published.
+    pub(crate) transforms: bool,
     /// Rows of messages before this sequence may have been deleted by retention.
     pub(crate) rows_deleted_below: u64,
 }

@@ -11,6 +11,8 @@ pub const LISTED_MAX: usize = 100_000;
 pub enum Kind {
     /// An event has to be in the stream, and is not.
     Gap,
+    /// The stream has removed an event that it had to keep.
+    Removed,
     /// An event is stored more than once.
     Duplicate,
     /// An event is stored behind one that comes after it.
@@ -37,8 +39,9 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, the worst first.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Gap,
+        Self::Removed,
         Self::Duplicate,
         Self::Disorder,
         Self::Phantom,
@@ -57,6 +60,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Gap => "gap",
+            Self::Removed => "removed",
             Self::Duplicate => "duplicate",
             Self::Disorder => "disorder",
             Self::Phantom => "phantom",
@@ -76,6 +80,7 @@ impl Kind {
     pub fn title(self) -> &'static str {
         match self {
             Self::Gap => "events that the stream lacks",
+            Self::Removed => "events that left the stream unread, or against its limits",
             Self::Duplicate => "events that are stored more than once",
             Self::Disorder => "events stored behind later ones",
             Self::Phantom => "messages of a relay without a row",
@@ -98,6 +103,11 @@ impl Kind {
                 "somebody deleted the messages, or marked the rows, or the rows never passed the \
                  log. `tailpost verify --repair --execute` has the relay publish them, behind \
                  later events of their aggregates"
+            }
+            Self::Removed => {
+                "somebody purged the stream, its limits were others before, or they are too tight \
+                 for its consumers (`tailpost doctor --only stream`). `tailpost replay` stores \
+                 the events once more; --since leaves out what was removed on purpose"
             }
             Self::Duplicate => {
                 "consumers deduplicate by the event's id. `nats stream rmm STREAM SEQUENCE` \

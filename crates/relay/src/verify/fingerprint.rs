@@ -86,6 +86,7 @@ pub(crate) struct MessageReading {
     replay: Option<Uuid>,
     is_fenced: bool,
     is_emitted: bool,
+    is_marker: bool,
     /// Headers that every event has, as far as they came.
     of_every_event: u32,
     sum: Sum,
@@ -104,6 +105,8 @@ pub(crate) struct ReadMessage {
     pub(crate) is_ours: bool,
     /// Its event never had a row.
     pub(crate) is_emitted: bool,
+    /// The broker stored it itself.
+    pub(crate) is_marker: bool,
     /// The replay that stored it.
     pub(crate) replay: Option<Uuid>,
     pub(crate) print: Fingerprint,
@@ -135,6 +138,8 @@ impl MessageReading {
             self.names_position_event = true;
         } else if is(header::SOURCE) {
             self.is_emitted |= value == header::SOURCE_WAL.as_bytes();
+        } else if is(header::MARKER_REASON) {
+            self.is_marker = true;
         } else if is(header::EXPECTED_LAST_SEQUENCE) {
             self.is_fenced = true;
         } else if is(header::ESCAPED) {
@@ -150,6 +155,7 @@ impl MessageReading {
             position: self.position.filter(own),
             is_fenced: self.is_fenced,
             is_emitted: self.is_emitted,
+            is_marker: self.is_marker,
             replay: self.replay,
             is_ours: is_event || self.position.is_some() || self.event_id.is_some(),
             print: self.sum.finish(Some(subject), payload),

@@ -11,6 +11,8 @@ use super::spilled::{MessageRecord, Named, OrderRecord, OrphanRecord, Place, Row
 const NOT_THERE: &str = "the row names a sequence that has no message of this event";
 const NOWHERE: &str = "the row is marked as published, and no message has its id";
 const NOT_STORED: &str = "the relay is done with the row, and no message has its id";
+const REMOVED: &str = "the message is gone, and no limit of the stream removes it";
+const UNREAD: &str = "the stream removed the message before a consumer got it";
 
 /// A finding, unless a second look finds a reason for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub(crate) struct Counts {
     pub(crate) younger: u64,
     /// Messages of somebody else.
     pub(crate) foreign: u64,
+    /// Messages that the stream stores under other subjects than those of the events.
+    pub(crate) transformed: u64,
     /// What replays stored of events that are there without it, or have no row.
     pub(crate) replayed: u64,
 }
@@ -260,6 +264,8 @@ impl<'a> Judge<'a> {
         }
         if row.is(RowRecord::ROUTED_AWAY) {
             self.counts.routed_away += 1;
+        } else if self.cut.stream(message.at.stream).is_some_and(|it| it.transforms) {
+            self.counts.transformed += 1;
         } else if of_row.subject != stored.subject
             && message.at.stream == row.shard
             && message.replay() == 0
@@ -325,7 +331,7 @@ impl<'a> Judge<'a> {
         } else if self.cut.reaches(row.shard, row) {
             self.lacks(Kind::Gap, row, NOT_STORED);
         } else {
-            self.counts.out_of_reach += 1;
+            self.removed(row);
         }
     }
 
@@ -339,7 +345,7 @@ impl<'a> Judge<'a> {
                 let range = self.cut.stream(stream);
                 let had = range.is_none_or(|it| it.forgets && sequence <= it.last);
                 if had || range.is_some_and(|it| sequence < it.first) {
-                    self.counts.out_of_reach += 1;
+                    self.removed(row);
                 } else {
                     self.lacks(Kind::Gap, row, NOT_THERE);
                 }
@@ -347,9 +353,20 @@ impl<'a> Judge<'a> {
             Named::Here { stream, sequence: None } if self.cut.reaches(stream, row) => {
                 self.lacks(Kind::Gap, row, NOWHERE);
             }
-            Named::Here { .. } => self.counts.out_of_reach += 1,
+            Named::Here { .. } => self.removed(row),
             Named::Elsewhere => self.counts.elsewhere += 1,
             Named::Nowhere => self.counts.marked_by_others += 1,
+        }
+    }
+
+    /// Whether the stream ever had the message is not to be seen.
+    fn removed(&mut self, row: &RowRecord) {
+        if row.is(RowRecord::KEPT) {
+            self.lacks(Kind::Removed, row, REMOVED);
+        } else if row.is(RowRecord::UNREAD) {
+            self.lacks(Kind::Removed, row, UNREAD);
+        } else {
+            self.counts.out_of_reach += 1;
         }
     }
 

@@ -36,7 +36,7 @@ pub(crate) fn again(candidate: Candidate, now: Now) -> Option<Candidate> {
         Kind::Duplicate | Kind::Disorder | Kind::Payload | Kind::Headers | Kind::Subject => true,
         Kind::Phantom => return phantom(candidate, now),
         Kind::Parked => now.is_dead,
-        Kind::Gap if candidate.named.is_none() => {
+        Kind::Gap | Kind::Removed if candidate.named.is_none() => {
             let is_waiting = matches!(now.row, Some(RowNow::Unmarked { came_back: false }));
             is_waiting && !now.is_dead && !now.is_owed
         }
@@ -44,7 +44,7 @@ pub(crate) fn again(candidate: Candidate, now: Now) -> Option<Candidate> {
             let is_unmarked = matches!(now.row, Some(RowNow::Unmarked { .. }));
             is_unmarked && !now.is_dead && !now.is_owed && !now.is_claimed
         }
-        Kind::Gap | Kind::Mark => is_named_as_before(&candidate, now),
+        Kind::Gap | Kind::Removed | Kind::Mark => is_named_as_before(&candidate, now),
         Kind::Dropped => now.row == Some(RowNow::Dropped),
         // The row itself may be gone; the message is where it is.
         Kind::Misplaced => now.row.is_some(),

@@ -71,6 +71,10 @@ impl RowRecord {
     pub(crate) const TIMELESS: u16 = 128;
     /// Beside [`DEAD`](Self::DEAD): somebody discarded it.
     pub(crate) const DISCARDED: u16 = 256;
+    /// The configuration of its stream does not remove its message.
+    pub(crate) const KEPT: u16 = 512;
+    /// The configuration may remove its message, which a consumer has not got.
+    pub(crate) const UNREAD: u16 = 1024;
 
     pub(crate) fn of_id(id: Uuid, flags: u16) -> Self {
         Self {

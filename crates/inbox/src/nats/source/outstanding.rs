@@ -62,7 +62,7 @@ impl Source {
                 return Ok(());
             }
             self.read_until = Some(message.stream_seq);
-            if feed.bring(Delivered { message, reply, path: Path::Careful }).await.is_err() {
+            if self.bring(Delivered { message, reply, path: Path::Careful }, feed).await.is_err() {
                 return Ok(());
             }
         }
@@ -185,7 +185,11 @@ impl Source {
                 let _ = self.nats.publish(reply, "+ACK".into()).await;
             } else {
                 let (message, reply) = (Arc::new(message), Some(reply));
-                if feed.bring(Delivered { message, reply, path: Path::Careful }).await.is_err() {
+                if self
+                    .bring(Delivered { message, reply, path: Path::Careful }, feed)
+                    .await
+                    .is_err()
+                {
                     return false;
                 }
             }

@@ -44,7 +44,7 @@ pub(super) fn in_words(config: &Config, pause: Pause<'_>) -> String {
             format!("the handler is not set up right: {reason}")
         }
         Pause::Operator(by) => format!("paused by {by}"),
-        Pause::Broker(trouble) => format!("the broker is away: {trouble}"),
+        Pause::Broker(trouble) => trouble.to_owned(),
         Pause::Full { full, left } => full_in_words(config, full, left),
     }
 }

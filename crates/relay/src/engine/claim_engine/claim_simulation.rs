@@ -146,6 +146,7 @@ impl World {
             position: None,
             position_event: None,
             replay: None,
+            is_marker: false,
         };
         tail.add(0, self.stream.iter().enumerate().skip(from).map(message));
         tail

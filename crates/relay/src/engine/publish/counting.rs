@@ -75,7 +75,8 @@ impl Counting {
         if written.stream_is_whole && !is_shorter {
             return None;
         }
-        let seq = seq.filter(|it| *it >= tail.last_foreign && written.is_same && !is_shorter);
+        let is_ours = written.is_same && !is_shorter && !tail.has_markers;
+        let seq = seq.filter(|it| *it >= tail.last_foreign && is_ours);
         let stored = tail.stored.iter().map(|it| it.seq);
         Some(Self {
             before: written.before,

@@ -183,7 +183,14 @@ fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() 
 fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     let event = dropped();
     let id = Some(event.event.id);
-    let message = TailMessage { seq: 7, id, position: None, position_event: None, replay: None };
+    let message = TailMessage {
+        seq: 7,
+        id,
+        position: None,
+        position_event: None,
+        replay: None,
+        is_marker: false,
+    };
     let mut tail = Tail::ending_at(7);
     tail.add(1, [message]);
     let mut state = start_on(tail);
@@ -279,6 +286,31 @@ fn a_broker_that_takes_no_batches_ends_the_session() {
     state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
     let request = state.next_request();
     assert!(matches!(request, Some(Request::LeaveFence(_))), "{request:?}");
+}
+
+/// Whether fenced mode is left when another message is always in the way.
+fn leaves_fence(is_marker: bool) -> bool {
+    let mut state = fenced();
+    log(&mut state, 1);
+    for round in 0..20 {
+        send_all(&mut state);
+        let refusal = Refusal::ExpectedLastSequence;
+        state.apply(Duration::ZERO, Input::Refused { epoch: round, index: 0, refusal });
+        let seq = u64::from(round) + 1;
+        let (id, position, position_event, replay) = (None, None, None, None);
+        let message = TailMessage { seq, id, position, position_event, replay, is_marker };
+        let mut tail = Tail::ending_at(seq);
+        tail.add(1, [message]);
+        state.apply(Duration::ZERO, Input::Tail(tail));
+    }
+    std::iter::from_fn(|| state.next_request()).any(|it| matches!(it, Request::LeaveFence(_)))
+}
+
+// proves: G-STREAM-2
+#[test]
+fn markers_of_the_broker_leave_a_session_in_fenced_mode() {
+    assert!(leaves_fence(false));
+    assert!(!leaves_fence(true));
 }
 
 fn reads_of_the_tail(state: &mut Publishing) -> usize {

@@ -31,6 +31,7 @@ impl World {
                 position: it.position,
                 position_event: it.position_event.filter(|_| !it.has_own_position()),
                 replay: None,
+                is_marker: it.id.is_none() && at % 2 == 1,
             });
         messages.collect()
     }

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio_postgres::error::SqlState;
 
 use crate::config::Config;
+use crate::nats::stream_check::Finding;
 use crate::operate::RetentionReport;
 use crate::postgres::columns::Misfit;
 
@@ -331,6 +332,8 @@ pub(crate) struct StreamFacts {
     pub(crate) config: Stream,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
+    /// Where the last event is, if that is not where the relay publishes it.
+    pub(crate) mapped: Option<Finding>,
 }
 
 impl StreamFacts {

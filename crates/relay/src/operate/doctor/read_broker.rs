@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use super::CONNECT_MAX;
 use super::facts::{Broker, Failure, Known, Overlap, Permissions, StreamFacts, Subjects};
 use crate::config::Config;
+use crate::nats::stream_check;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -72,6 +73,7 @@ fn permissions(told: &Value) -> Permissions {
 pub(super) async fn stream(
     client: &Client,
     name: &str,
+    config: Option<&Config>,
 ) -> (Known<Option<StreamFacts>>, Option<(f64, f64)>) {
     let before = Timestamp::now();
     let asked = ask(client, &format!("$JS.API.STREAM.INFO.{name}"), json!({})).await;
@@ -90,13 +92,18 @@ pub(super) async fn stream(
         let round_trip = after.duration_since(before).as_secs_f64();
         (told.duration_since(before).as_secs_f64() - round_trip / 2.0, round_trip / 2.0)
     });
-    let facts = serde_json::from_value::<Info>(answer).map(|info| StreamFacts {
-        messages: info.state.messages,
-        bytes: info.state.bytes,
-        config: info.config,
-    });
     let unreadable = |error| Skip::because(format!("the stream's state is unreadable: {error}"));
-    (facts.map(Some).map_err(unreadable), clock)
+    let info = match serde_json::from_value::<Info>(answer) {
+        Ok(info) => info,
+        Err(error) => return (Err(unreadable(error)), clock),
+    };
+    let mapped = match config {
+        // What the user may not read is a finding about permissions.
+        Some(config) => stream_check::mapped(config, client, &info).await.unwrap_or_default(),
+        None => None,
+    };
+    let (messages, bytes) = (info.state.messages, info.state.bytes);
+    (Ok(Some(StreamFacts { messages, bytes, config: info.config, mapped })), clock)
 }
 
 /// Other streams that take some of the subjects.
@@ -109,7 +116,7 @@ pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap
             if name == own.stream.name || found.iter().any(|it| it.stream == name) {
                 continue;
             }
-            if let Ok(Some(stream)) = stream(client, name).await.0 {
+            if let Ok(Some(stream)) = stream(client, name, None).await.0 {
                 found.push(Overlap { stream: name.to_owned(), takes: stream.config.subjects });
             }
         }

@@ -26,6 +26,14 @@ pub(super) const RULES: &[Rule<Seen>] = &[
         finding(it, "duplicate_window")
     }),
     rule("stream-discard", "it refuses what it has no room for", |it| finding(it, "discard")),
+    rule("stream-per-subject", "no subject has a limit of its own", |it| {
+        finding(it, "per-subject")
+    }),
+    rule("stream-interest", "events wait for consumers", |it| finding(it, "interest")),
+    rule("stream-transform", "events are where the relay publishes them", |it| {
+        finding(it, "transform")
+    }),
+    rule("stream-counter", "it takes any message", |it| finding(it, "counter")),
     rule("stream-batches", "it takes batches", |it| finding(it, "batches")),
     rule("stream-room", "it has room", room),
     rule("stream-message-size", "the largest row fits", message_size),
@@ -81,7 +89,8 @@ fn overlap(seen: &Seen) -> Judged {
 fn finding(seen: &Seen, about: &str) -> Judged {
     let stream = &seen.stream()?.config;
     let found = stream_check::findings(&seen.config, stream, &seen.broker()?.version);
-    let Some(found) = found.into_iter().find(|it| it.about == about) else {
+    let mut found = found.into_iter().chain(seen.stream()?.mapped.clone());
+    let Some(found) = found.find(|it| it.about == about) else {
         return Ok(Verdict::Ok(well(stream, about)));
     };
     let remedies = remedies(seen, about, found.fix);
@@ -112,7 +121,7 @@ fn remedies(seen: &Seen, about: &str, fix: String) -> Vec<Remedy> {
     };
     let renamed = Remedy::setting("stream.name", &format!("{base}_NEW"));
     match about {
-        "storage" | "persistence" | "retention" => vec![
+        "storage" | "persistence" | "retention" | "counter" => vec![
             Remedy::shell(format!("nats stream edit {name} --subjects 'retired.{name}'")),
             renamed,
             Remedy::shell("tailpost setup"),

@@ -201,6 +201,11 @@ impl<'a> Comparing<'a> {
             ),
             ("dropped", counts.dropped, "rows that a route dropped".into()),
             ("routed_away", counts.routed_away, "events that the present routes would drop".into()),
+            (
+                "transformed",
+                counts.transformed,
+                "messages whose subjects the stream transforms: these are not compared".into(),
+            ),
             ("emitted", counts.emitted, EMITTED.into()),
             (
                 "younger",

@@ -9,6 +9,7 @@ use outbox::wire::{Position, StoredMessage};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::removals::Removals;
 use super::table_reading::{is_sampled, key_of};
 use super::{StreamRead, VerifyProgress};
 use crate::error::Error;
@@ -16,6 +17,7 @@ use crate::nats::TailReader;
 use crate::nats::stream_check;
 use crate::nats::whole_stream::{Sink, WholeStream};
 use crate::operate::spill_files::{Division, Parts, SpillFolder};
+use crate::postgres::sql::LeftOut;
 use crate::verify::cut::{CLOCKS_DIFFER_MICROS, StreamRange};
 use crate::verify::fingerprint::ReadMessage;
 use crate::verify::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
@@ -37,11 +39,14 @@ pub(super) struct StreamSource {
     forgets: bool,
     is_from_the_beginning: bool,
     first_at_micros: i64,
+    transforms: bool,
+    /// `None` where only a part of the stream is compared.
+    pub(super) removals: Option<Removals>,
 }
 
 impl StreamSource {
     pub(super) async fn open(client: &Client, name: &str) -> Result<Self, Error> {
-        stream_check::look(client, name).await?;
+        let stream = stream_check::look(client, name).await?;
         let tail = TailReader::new(client, name).await?;
         let info = tail.info().await?;
         let keeps = info.config.retention == RetentionPolicy::Limits;
@@ -56,7 +61,19 @@ impl StreamSource {
             forgets: forgets(&info),
             is_from_the_beginning: info.state.first_sequence <= 1,
             first_at_micros: first_at_micros(&info),
+            transforms: info.config.subject_transform.is_some(),
+            removals: Some(Removals::of(&stream, &info).await),
         })
+    }
+
+    /// Rows that name a place before what is read, and of which nothing can be said.
+    pub(super) fn left_out(&self) -> LeftOut {
+        let removals = self.removals.as_ref();
+        LeftOut {
+            stream: self.name.clone(),
+            below: removals.map_or(u64::MAX, Removals::unread_from).min(self.first),
+            until_micros: removals.map_or(i64::MAX, |it| it.until_micros),
+        }
     }
 
     /// Leaves out what lies before a sequence.
@@ -66,6 +83,7 @@ impl StreamSource {
         }
         self.messages = self.messages.saturating_sub(first - self.first);
         self.is_from_the_beginning = false;
+        self.removals = None;
         self.first = first;
         // Nothing is there yet: what happens from now on is within reach.
         let at = self.reader.stored_at_micros(first).await?;
@@ -95,6 +113,9 @@ fn forgets(info: &Info) -> bool {
 }
 
 fn first_at_micros(info: &Info) -> i64 {
+    if info.state.messages == 0 {
+        return i64::MAX / 2;
+    }
     let nanos = info.state.first_timestamp.unix_timestamp_nanos();
     i64::try_from(nanos / 1_000).unwrap_or(i64::MAX / 2)
 }
@@ -206,6 +227,7 @@ impl StreamRecords {
             is_from_the_beginning: source.is_from_the_beginning && end.first <= 1,
             first_at_micros: source.first_at_micros,
             forgets: source.forgets,
+            transforms: source.transforms,
             rows_deleted_below: 0,
         };
         let read = |(source, end): (&StreamSource, &End)| StreamRead {
@@ -250,6 +272,9 @@ impl Sink for Filing {
         self.read += 1;
         if self.read.is_multiple_of(TOLD_EVERY) {
             self.progress.send_modify(|it| it.read += TOLD_EVERY);
+        }
+        if message.is_marker {
+            return Ok(());
         }
         let at = Place { stream: self.stream, sequence };
         let position = message.position.map(|it| self.position(it, message.replay));

@@ -7,6 +7,7 @@ use ring::digest;
 use uuid::Uuid;
 
 use super::Run;
+use super::removals::Removals;
 use crate::engine::Unpublished;
 use crate::error::Error;
 use crate::operate::spill_files::{Division, Parts};
@@ -77,6 +78,7 @@ impl Run<'_> {
         let table = || self.config.table.clone();
         let mapping: Vec<Rows> =
             self.shards.iter().map(|it| Rows::new(table(), it.routing())).collect();
+        let removals: Vec<_> = self.streams.iter().map(|it| it.removals.as_ref()).collect();
         let mut rows = self.snapshot.compared_rows(range).await?;
         let mut read = 0_u64;
         while let Some(row) = rows.next().await? {
@@ -84,7 +86,7 @@ impl Run<'_> {
             if read.is_multiple_of(TOLD_EVERY) {
                 self.progress.send_modify(|it| it.read += TOLD_EVERY);
             }
-            let record = record(&row, &mapping, names)?;
+            let record = record(&row, &mapping, names, &removals)?;
             division.write(key_of(record.id), &record)?;
         }
         drop(rows);
@@ -107,7 +109,12 @@ impl Run<'_> {
     }
 }
 
-fn record(row: &ComparedRow, mapping: &[Rows], names: &Names) -> Result<RowRecord, Error> {
+fn record(
+    row: &ComparedRow,
+    mapping: &[Rows],
+    names: &Names,
+    removals: &[Option<&Removals>],
+) -> Result<RowRecord, Error> {
     let shard = row.shard()?;
     let mapping = mapping.get(usize::from(shard)).or(mapping.first());
     let mapping = mapping.ok_or(Error::Stalled("there is no shard"))?;
@@ -134,11 +141,19 @@ fn record(row: &ComparedRow, mapping: &[Rows], names: &Names) -> Result<RowRecor
     set(RowRecord::DROPPED, is_marked && row.is_dropped()?);
     set(RowRecord::TRIED, row.attempts()? > 0);
     set(RowRecord::TIMELESS, row.is_timeless()?);
+    let named = if is_marked { names.named(stream.as_deref(), sequence) } else { Named::Nowhere };
+    let (of, sequence) = match named {
+        Named::Here { stream, sequence } => (stream, sequence),
+        Named::Elsewhere | Named::Nowhere => (shard, None),
+    };
+    let removals = removals.get(usize::from(of)).copied().flatten();
+    let at_micros = row.published_micros()?;
+    flags |= removals.map_or(0, |it| it.flags(sequence, subject.unwrap_or_default(), at_micros));
     Ok(RowRecord {
         id: event.id,
         flags,
         shard,
-        named: if is_marked { names.named(stream.as_deref(), sequence) } else { Named::Nowhere },
+        named,
         print: print.unwrap_or_default(),
         insertion: row.insertion()?,
         transaction: row.transaction()?,

@@ -37,10 +37,18 @@ pub(crate) struct TableCut {
 /// Which rows are read.
 #[derive(Debug, Clone)]
 pub(crate) struct ReadRange {
-    /// Rows that name a lower sequence of a stream are left out.
-    pub(crate) first: Vec<(String, u64)>,
+    /// These rows are not read.
+    pub(crate) left_out: Vec<LeftOut>,
     /// One event of so many is read.
     pub(crate) sample: u32,
+}
+
+/// Rows that name a lower sequence of a stream, and were marked before a time.
+#[derive(Debug, Clone)]
+pub(crate) struct LeftOut {
+    pub(crate) stream: String,
+    pub(crate) below: u64,
+    pub(crate) until_micros: i64,
 }
 
 /// A row, and what else is asked of it.
@@ -90,6 +98,11 @@ impl ComparedRow {
 
     pub(crate) fn is_timeless(&self) -> Result<bool, Error> {
         self.behind(10)
+    }
+
+    /// When it was marked; 0 if it is not.
+    pub(crate) fn published_micros(&self) -> Result<i64, Error> {
+        self.behind(11)
     }
 }
 
@@ -173,6 +186,7 @@ impl Store {
             Type::BOOL,
             Type::INT8,
             Type::BOOL,
+            Type::INT8,
         ]);
         let name = |column| self.table.column(column);
         let shard = match self.shards.count() {
@@ -185,7 +199,9 @@ impl Store {
         };
         let sql = format!(
             "COPY (SELECT {columns}, {shard}, published_at IS NOT NULL, stream, stream_seq,
-                       {is_dropped}, {transaction}::text::bigint, {is_timeless}
+                       {is_dropped}, {transaction}::text::bigint, {is_timeless},
+                       CASE WHEN isfinite(published_at)
+                           THEN (extract(epoch FROM published_at) * 1000000)::bigint ELSE 0 END
                    FROM {outbox} o WHERE {id} IS NOT NULL AND {in_range} AND {in_sample}
                   ) TO STDOUT (FORMAT binary)",
             is_dropped = is_dropped(),
@@ -201,7 +217,7 @@ impl Store {
 
     /// How many rows are not read, because they name a place before what is read of the streams.
     pub(crate) async fn rows_left_out(&self, range: &ReadRange) -> Result<u64, Error> {
-        if range.first.iter().all(|it| it.1 <= 1) {
+        if range.left_out.iter().all(|it| it.below <= 1) {
             return Ok(0);
         }
         let id = self.table.column(Column::Id);
@@ -309,11 +325,16 @@ fn is_dropped() -> String {
 }
 
 fn in_range(range: &ReadRange) -> String {
-    let below = |(stream, first): &(String, u64)| {
+    let below = |LeftOut { stream, below, until_micros }: &LeftOut| {
         let stream = stream.replace('\'', "''");
-        format!("NOT coalesce(stream = '{stream}' AND stream_seq < {first}, false)")
+        let is_old = match *until_micros {
+            i64::MAX => "true".to_owned(),
+            until => format!("published_at <= to_timestamp({until}::float8 / 1000000)"),
+        };
+        format!("NOT coalesce(stream = '{stream}' AND stream_seq < {below} AND {is_old}, false)")
     };
-    let all: Vec<String> = range.first.iter().filter(|it| it.1 > 1).map(below).collect();
+    let can_be_old = |it: &&LeftOut| it.below > 1 && it.until_micros > i64::MIN;
+    let all: Vec<String> = range.left_out.iter().filter(can_be_old).map(below).collect();
     if all.is_empty() { "true".to_owned() } else { all.join(" AND ") }
 }
 

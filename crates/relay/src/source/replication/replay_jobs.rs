@@ -72,6 +72,7 @@ impl Replication {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
                 messages: tail.messages(),
+                transforms: tail.limits().borrow().transforms,
                 wal: Arc::default(),
                 over: CancellationToken::new(),
                 is_failing: Arc::default(),

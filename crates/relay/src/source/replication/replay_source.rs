@@ -30,6 +30,8 @@ pub(crate) struct OpenReplay {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
     pub(super) messages: StreamMessages,
+    /// The stream stores them under other subjects than those under which they are published.
+    pub(super) transforms: bool,
     /// With the log as its source: what reads it, unless that broke.
     pub(super) wal: Arc<Mutex<Option<WalReader>>>,
     /// Ends what is being read.
@@ -160,7 +162,11 @@ impl OpenReplay {
             return None;
         }
         let (place, id) = (message.sequence.cast_signed(), event.id);
-        let (subject, tried) = (Ok(message.subject.to_string()), Tried::default());
+        let subject = match self.transforms {
+            true => self.config.routing().subject(&event),
+            false => Ok(message.subject.to_string()),
+        };
+        let tried = Tried::default();
         let outgoing =
             Outgoing { event, subject, seq: None, requeued: false, tried, replayed: None };
         let outgoing = Ok(self.taken.readdressed(outgoing, position));

@@ -19,7 +19,7 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
         |it| Some(one_if(it.state == State::Active)),
     gauge("inbox_standby", Unit::State, "1 while another worker has the consumer."):
         |it| Some(one_if(it.state == State::Standby)),
-    counters("inbox_outcomes", &["outcome"], "Events by what became of them."):
+    counters("inbox_outcomes", &["outcome"], "Events by what became of them, and markers of the broker's, which are none."):
         |it| {
             let Summary { processed, skipped, retried, dead, released } = it.counts;
             by([
@@ -28,6 +28,7 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
                 ("retried", retried),
                 ("dead", dead),
                 ("released", released),
+                ("marker", it.markers),
             ])
         },
     counters("inbox_claims", &["result"],

@@ -57,7 +57,17 @@ fn purged_but(seq: u64, last_seq: u64, at: u64, id: u128, system_id: u64) -> Pub
     let mut tail = Tail::ending_at(last_seq);
     let position = Some(Position { system_id, timeline: 1, lsn: 20, ordinal: 0 });
     let id = Some(Uuid::from_u128(id));
-    tail.add(SYSTEM, [TailMessage { seq: at, id, position, position_event: None, replay: None }]);
+    tail.add(
+        SYSTEM,
+        [TailMessage {
+            seq: at,
+            id,
+            position,
+            position_event: None,
+            replay: None,
+            is_marker: false,
+        }],
+    );
     start(Mode::Fenced, written(Some(seq)), tail)
 }
 
@@ -298,7 +308,10 @@ fn a_message_in_the_place_of_another_voids_the_place() {
         let position = Some(Position { system_id: SYSTEM, timeline: 1, lsn: 20, ordinal: 0 });
         let (id, position_event) = (Some(Uuid::from_u128(id)), None);
         let mut tail = Tail::ending_at(11);
-        tail.add(SYSTEM, [TailMessage { seq: 11, id, position, position_event, replay: None }]);
+        tail.add(
+            SYSTEM,
+            [TailMessage { seq: 11, id, position, position_event, replay: None, is_marker: false }],
+        );
         apply(&mut state, Input::Tail(tail));
         assert_eq!(state.voids_place(), is_void, "{id:?} follows the place");
     }

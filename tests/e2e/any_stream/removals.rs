@@ -1,0 +1,94 @@
+//! Messages go before anybody has read them.
+
+use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::stream::DiscardPolicy;
+use serde_json::Value;
+use support::{DEADLINE, TestEnv};
+
+use super::{check, edit};
+
+/// `tailpost verify`: its exit code is checked.
+async fn verify(env: &TestEnv, code: i32) -> Value {
+    let (told, _) = env.ends_with(code, &["verify", "--json"]).await;
+    serde_json::from_str(&told).expect("one JSON object")
+}
+
+fn removed(report: &Value) -> u64 {
+    let counts = report["counts"].as_array().expect("a list");
+    let removed = counts.iter().find(|it| it["kind"] == "removed");
+    removed.map_or(0, |it| it["count"].as_u64().expect("a count"))
+}
+
+/// Events that a relay published before it ended.
+async fn published(events: usize) -> TestEnv {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    publish(&env, events).await;
+    env
+}
+
+async fn publish(env: &TestEnv, events: usize) {
+    let relay = env.relay();
+    env.insert_each(events).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+}
+
+/// A limit for each subject removes old messages whatever `discard` says.
+// proves: G-STREAM-1, G-VERIFY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_per_subject_is_named_and_so_is_what_it_removed() {
+    let env = published(1).await;
+    edit(&env, |it| (it.max_messages_per_subject, it.discard) = (1, DiscardPolicy::New)).await;
+    let (said, _) = env.ends_with(0, &["setup"]).await;
+    assert!(said.contains("max_msgs_per_subject"), "{said}");
+    let found = check(&env, "stream-per-subject").await;
+    assert_eq!(found["severity"], "warning", "{found}");
+
+    publish(&env, 20).await;
+    assert_eq!(env.stored_count().await, 1);
+    assert_eq!(removed(&verify(&env, 1).await), 20);
+    // Who has read everything misses nothing.
+    let config = pull::Config { durable_name: Some("reader".into()), ..pull::Config::default() };
+    let stream = env.stream().await;
+    let reader = stream.create_consumer(config).await.expect("make a consumer");
+    let messages = reader.fetch().max_messages(1).messages().await.expect("ask");
+    let message = futures_util::StreamExt::next(&mut Box::pin(messages)).await;
+    message.expect("one").expect("a message").double_ack().await.expect("acknowledge");
+    assert_eq!(removed(&verify(&env, 0).await), 0);
+    publish(&env, 20).await;
+    assert_eq!(removed(&verify(&env, 1).await), 19);
+}
+
+/// A stream without limits loses nothing by itself.
+// proves: G-VERIFY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_limit_explains_is_found_as_removed() {
+    let env = published(20).await;
+    env.stream().await.purge().sequence(16).await.expect("purge the stream's beginning");
+    assert_eq!(removed(&verify(&env, 1).await), 15);
+    edit(&env, |it| it.max_age = std::time::Duration::from_hours(1)).await;
+    assert_eq!(removed(&verify(&env, 1).await), 15, "they are not as old as that");
+    let old = "UPDATE outbox_events SET published_at = published_at - interval '2 h'";
+    env.execute(old).await;
+    assert_eq!(removed(&verify(&env, 0).await), 0);
+}
+
+/// Without marks, too.
+// proves: G-VERIFY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_limit_explains_is_found_without_marks() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "lean");
+    env.setup().await;
+    let relay = env.relay();
+    env.insert_each(20).await;
+    env.wait_stored(20).await;
+    env.wait_confirmed().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+    env.stream().await.purge().await.expect("purge the stream");
+    assert_eq!(removed(&verify(&env, 1).await), 20);
+}
