@@ -1,5 +1,7 @@
 //! Whatever a stream's configuration does to events is said by name, or costs nothing.
 
+mod account_limits;
+mod generated;
 mod markers;
 mod removals;
 mod transforms;

@@ -27,7 +27,7 @@ use odd::Odd;
 use waits::Waits;
 
 const DATABASE: &str = "postgres";
-const STREAM: &str = "OUTBOX";
+pub(super) const STREAM: &str = "OUTBOX";
 
 /// The share of transactions that the writers roll back.
 const ROLLED_BACK: f64 = 0.1;

@@ -10,6 +10,7 @@ mod hostile_input;
 mod locks;
 mod silence;
 mod stopped;
+mod stream_changes;
 
 use std::time::{Duration, Instant};
 

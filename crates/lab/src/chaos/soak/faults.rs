@@ -29,6 +29,7 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (2, "data", |it| Box::pin(it.poison())),
     (1, "data", |it| Box::pin(it.commit_many())),
     (1, "data", |it| Box::pin(it.roll_back_many())),
+    (4, "stream", |it| Box::pin(it.change_stream())),
     (5, "rows", |it| Box::pin(it.hostile_rows())),
     (3, "messages", |it| Box::pin(it.hostile_messages())),
     (6, "silence", |it| Box::pin(it.fall_silent())),
@@ -43,8 +44,8 @@ const FAULTS: &[(u32, &str, Fault)] = &[
 
 /// What `--only` can name.
 pub(in crate::chaos) const GENERATORS: &[&str] = &[
-    "crashes", "network", "slot", "data", "rows", "messages", "silence", "locks", "stopped",
-    "handler",
+    "crashes", "network", "slot", "data", "stream", "rows", "messages", "silence", "locks",
+    "stopped", "handler",
 ];
 
 /// Events at once: more than a window, and than what a session reads back.
