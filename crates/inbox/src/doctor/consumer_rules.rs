@@ -142,7 +142,9 @@ fn delivery(seen: &Seen) -> Judged {
     }
     let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
     let reason = at_work.iter().find(|it| it.0 == seen.config.consumer).and_then(|it| it.1.clone());
-    match reason.filter(|it| it.starts_with(silence::SILENT)) {
+    // What a worker says of itself may be a second old.
+    let is_silent = |it: &String| info.num_pending > 0 && it.starts_with(silence::SILENT);
+    match reason.filter(is_silent) {
         Some(reason) => Ok(Verdict::Error(
             reason,
             vec![Remedy::advice(
