@@ -12,7 +12,7 @@ const LIMITS: &str = "accounts { A: {
 } }
 no_auth_user: a";
 
-// proves: G-STREAM-5
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_of_an_account_are_named_with_what_mends_them() {
     let config = vec![LIMITS.to_owned()];

@@ -201,7 +201,7 @@ async fn plays(seed: u64) -> &'static str {
 }
 
 /// `EXAMPLES=n` draws as many, from `REPLAY_SEED` on.
-// proves: G-STREAM-5
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn any_configuration_of_a_stream_costs_nothing_or_is_named() {
     let number = |name: &str, otherwise| {

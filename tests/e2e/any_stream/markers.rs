@@ -37,7 +37,7 @@ async fn publishes_among_markers(env: &TestEnv, rounds: usize) {
     }
 }
 
-// proves: G-STREAM-2
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn markers_leave_the_relay_in_fenced_mode_and_make_no_dead_letters() {
     let mut env = TestEnv::new().await;

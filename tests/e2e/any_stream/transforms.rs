@@ -17,7 +17,7 @@ async fn transform(env: &TestEnv) {
     .await;
 }
 
-// proves: G-STREAM-3
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transform_is_named_and_an_inbox_that_gets_nothing_by_it_does_not_start() {
     let mut env = TestEnv::new().await;
@@ -50,7 +50,7 @@ async fn a_transform_is_named_and_an_inbox_that_gets_nothing_by_it_does_not_star
 }
 
 /// What a replay reads from the stream is transformed once.
-// proves: G-STREAM-3
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_from_a_transformed_stream_has_the_subjects_of_the_events() {
     let env = TestEnv::new().await;
@@ -68,7 +68,7 @@ async fn a_replay_from_a_transformed_stream_has_the_subjects_of_the_events() {
 }
 
 /// The account's mappings are seen by where the last message is.
-// proves: G-STREAM-3
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_accounts_mapping_is_seen_by_where_events_are() {
     let config = vec!["mappings = { \"outbox.order.*\": \"outbox.other.{{wildcard(1)}}\" }".into()];

@@ -16,7 +16,7 @@ async fn wait_ready(admin: &Port, texts: &[&str]) {
     .await;
 }
 
-// proves: G-STREAM-4
+// proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_the_broker_pauses_is_not_ready_and_says_until_when() {
     let mut env = set_up().await;

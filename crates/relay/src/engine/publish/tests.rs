@@ -306,7 +306,7 @@ fn leaves_fence(is_marker: bool) -> bool {
     std::iter::from_fn(|| state.next_request()).any(|it| matches!(it, Request::LeaveFence(_)))
 }
 
-// proves: G-STREAM-2
+// proves: G-STREAM-1
 #[test]
 fn markers_of_the_broker_leave_a_session_in_fenced_mode() {
     assert!(leaves_fence(false));
