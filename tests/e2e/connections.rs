@@ -2,4 +2,5 @@
 
 pub(crate) mod certificates;
 mod nats;
+mod own_certificates;
 mod postgres;

@@ -221,3 +221,24 @@ async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newe
     let types: Vec<_> = stored.iter().map(|it| it.header("Event-Type").unwrap_or("")).collect();
     assert_eq!(types, ["First", "Second"]);
 }
+
+/// PostgreSQL keeps the low half of the numbers of transactions. 2^32 transactions later that of who
+/// made the publication means one that the slot's snapshot did not see: here the snapshot is older.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publication_that_was_found_older_than_the_slot_stays_so() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let relay = env.relay();
+    let mut ids = env.insert(10).await;
+    env.wait_marked().await;
+    let epochs = env.epochs().await;
+    relay.sigterm();
+    relay.wait_exit(DEADLINE).await;
+    env.execute("UPDATE tailpost_state SET start_snapshot = '3:3:'").await;
+    let relay = env.relay();
+    ids.extend(env.insert(10).await);
+    env.wait_marked().await;
+    assert_eq!(env.epochs().await, epochs, "{}", relay.log());
+    assert_eq!(env.stored_ids().await, ids);
+    env.ends_with(0, &["doctor", "--only", "publication-age"]).await;
+}

@@ -260,3 +260,36 @@ async fn locked_dead_letters_hold_up_no_event_of_other_aggregates() {
     assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }
+
+/// Many at once: one of them waits for the lock. Nor does a session that opens.
+// proves: G-LOCK-1
+#[tokio::test(flavor = "multi_thread")]
+async fn locked_dead_letters_hold_up_no_session_however_many_are_to_be_parked() {
+    let env = env().await;
+    env.setup().await;
+    let relay = env.relay();
+    relay.wait_active().await;
+    let mut client = env.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK TABLE outbox_dead_letter").await.expect("lock the dead letters");
+    let poison = "SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')
+                  FROM generate_series(1, 60)";
+    env.execute(poison).await;
+    let mut expected = env.insert(10).await;
+    env.wait_stored(10).await;
+    let said = "cannot park, trying again";
+    until(DEADLINE, "parking is tried", async || relay.log().matches(said).count() >= 3).await;
+    assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+    relay.kill9().await;
+    drop(relay);
+    let relay = env.relay();
+    expected.extend(env.insert(10).await);
+    env.wait_stored(20).await;
+    until(DEADLINE, "parking is tried", async || relay.log().contains(said)).await;
+    lock.rollback().await.expect("let go");
+    let parked = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "all are parked", async || env.query::<i64>(parked).await == 60).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}

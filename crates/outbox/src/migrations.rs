@@ -32,6 +32,7 @@ pub const MIGRATIONS: &[Migration] = &[
     },
     Migration { version: 5, name: "streams", sql: include_str!("../migrations/0005_streams.sql") },
     Migration { version: 6, name: "nulls", sql: include_str!("../migrations/0006_nulls.sql") },
+    Migration { version: 7, name: "reasons", sql: include_str!("../migrations/0007_reasons.sql") },
 ];
 
 /// What the first migration gives an outbox table, whether it makes it or adopts it.
@@ -365,6 +366,7 @@ mod tests {
             "20af453e0957067d",
             "b700e4a1f28d0ede",
             "13b54470b3bc009b",
+            "8e0ce28c3c101dfb",
         ];
         assert_eq!(checksums, published);
     }

@@ -64,6 +64,12 @@ pub enum Error {
         /// What may be another one at the next attempt.
         renewed: Renewed,
     },
+    /// A pooler lends sessions of the server without resetting them.
+    #[error("{target} is a pooler in transaction mode, or one that resets no session")]
+    HandedOn {
+        /// The server, without its password.
+        target: String,
+    },
     /// PostgreSQL did not finish the handshake in time.
     #[error("could not connect to {target} within {seconds} s")]
     PostgresTimeout {
@@ -127,7 +133,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Invalid { .. } | Self::File { .. } => false,
+            Self::Invalid { .. } | Self::File { .. } | Self::HandedOn { .. } => false,
             Self::Command { is_started, .. } => *is_started,
             Self::PostgresTimeout { .. } | Self::Busy { .. } => true,
             Self::Postgres { .. } | Self::Replication { .. } | Self::Nats { .. } => {
@@ -146,6 +152,7 @@ impl Error {
             | Self::Command { .. }
             | Self::PostgresTimeout { .. }
             | Self::Busy { .. } => false,
+            Self::HandedOn { .. } => true,
             Self::Postgres { source, .. } => {
                 source.code().is_some_and(is_refusal)
                     || is_certificate_error(source)
@@ -176,7 +183,10 @@ impl Error {
                 ConnectErrorKind::Tls => renewed.certificates,
                 _ => renewed.certificates && is_certificate_error(source),
             },
-            Self::Invalid { .. } | Self::PostgresTimeout { .. } | Self::Busy { .. } => false,
+            Self::Invalid { .. }
+            | Self::HandedOn { .. }
+            | Self::PostgresTimeout { .. }
+            | Self::Busy { .. } => false,
         }
     }
 
@@ -196,6 +206,11 @@ impl Error {
         match self {
             Self::Invalid { .. } => None,
             Self::Busy { .. } => Some("try again in a second".into()),
+            Self::HandedOn { .. } => Some(
+                "name the database server itself in postgres.url, or a pooler in session mode \
+                 (PgBouncer: pool_mode = session, server_reset_query = DISCARD ALL)"
+                    .into(),
+            ),
             Self::File { role, .. } => {
                 Some(format!("check that the file is there, holds the {role}, and can be read"))
             }
@@ -295,6 +310,13 @@ fn is_certificate_error(error: &(dyn StdError + 'static)) -> bool {
     })
 }
 
+const OLD_CERTIFICATE: &str = "the server's certificate is of X.509 version 1, which cannot be \
+    verified: make one of version 3 that names the host in subjectAltName";
+
+fn is_old_certificate(error: &(dyn StdError + 'static)) -> bool {
+    tls_error(error).is_some_and(|it| it.to_string().contains("UnsupportedCertVersion"))
+}
+
 /// Finds the TLS library's own error. `io::Error` hides what it wraps from `source()`.
 fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     let mut next: Option<&'a (dyn StdError + 'static)> = Some(error);
@@ -326,6 +348,9 @@ fn postgres_hint(source: &tokio_postgres::Error) -> Option<String> {
         };
         return Some(hint.into());
     }
+    if is_old_certificate(source) {
+        return Some(OLD_CERTIFICATE.into());
+    }
     if is_certificate_error(source) {
         return Some(
             "check sslrootcert against the server's certificate authority; with \
@@ -347,6 +372,9 @@ fn postgres_hint(source: &tokio_postgres::Error) -> Option<String> {
 }
 
 fn nats_hint(source: &async_nats::ConnectError) -> Option<String> {
+    if is_old_certificate(source) {
+        return Some(OLD_CERTIFICATE.into());
+    }
     if is_certificate_error(source) {
         return Some(
             "check nats.ca against the server's certificate authority, nats.cert and nats.key \

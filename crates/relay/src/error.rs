@@ -271,9 +271,17 @@ impl Error {
         self.code() == Some(SqlState::QUERY_CANCELED)
     }
 
+    /// Whether PostgreSQL may have refused what was done to a row: a trigger may raise any error.
+    pub(crate) fn may_be_about_a_row(&self) -> bool {
+        let of_servers = ["08", "40", "53", "57", "58", "XX"];
+        let is_of_server = |it: &SqlState| of_servers.iter().any(|of| it.code().starts_with(of));
+        !self.is_contention() && self.code().is_some_and(|it| !is_of_server(&it))
+    }
+
     /// Whether PostgreSQL refused the values of a row: they, and not the server, have to change.
     pub(crate) fn is_about_a_row(&self) -> bool {
-        self.code().is_some_and(|it| ["22", "23", "54"].iter().any(|of| it.code().starts_with(of)))
+        self.code()
+            .is_some_and(|it| ["22", "23", "54", "P0"].iter().any(|of| it.code().starts_with(of)))
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.
@@ -308,7 +316,7 @@ pub(crate) fn sqlstate(error: &pgwire_replication::PgWireError) -> Option<SqlSta
 /// Classes that stay wrong until somebody changes a grant, a password, a name or a setting. A
 /// server that starts, stops, is full or has lost a slot is not among them.
 fn sqlstate_is_transient(code: &SqlState) -> bool {
-    let permanent_classes = ["0A", "28", "3D", "3F", "42"];
+    let permanent_classes = ["0A", "26", "28", "3D", "3F", "42"];
     !permanent_classes.iter().any(|class| code.code().starts_with(class))
         || *code == SqlState::UNDEFINED_OBJECT // a slot or publication dropped: the next session sees
 }
@@ -327,6 +335,10 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
             "check user, password and pg_hba.conf"
         }
         SqlState::INVALID_CATALOG_NAME => "check the database's name in postgres.url",
+        SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
+            "name the database server itself in postgres.url, or a pooler in session mode: one in \
+             transaction mode loses prepared statements"
+        }
         SqlState::CONFIGURATION_LIMIT_EXCEEDED => {
             "raise max_replication_slots and max_wal_senders, then restart PostgreSQL"
         }

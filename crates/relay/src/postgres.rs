@@ -14,9 +14,12 @@ mod pool;
 pub(crate) mod publication;
 pub(crate) mod retire;
 pub(crate) mod rows;
+mod session_settings;
 pub(crate) mod slot;
 pub(crate) mod sql;
+pub(crate) mod standby_slots;
 mod start_snapshot;
+mod tunnel;
 mod walsender;
 
 pub(crate) use answered::answered;

@@ -128,6 +128,14 @@ impl Reporter {
         self.send();
     }
 
+    /// PostgreSQL sends nothing, because it waits for others.
+    pub(crate) fn held_back(&mut self, what: String) {
+        if self.status.waiting_for.is_none() {
+            warn!("PostgreSQL holds events back {what}");
+        }
+        self.status.waiting_for = Some(what);
+    }
+
     /// The slot was looked at.
     pub(crate) fn slot(&mut self, slot: SlotStatus) {
         self.status.slot = Some(slot);
@@ -136,9 +144,21 @@ impl Reporter {
     /// It was looked for rows that wait for somebody. Said when that begins and ends.
     pub(crate) fn stuck(&mut self, stuck: Stuck) {
         let status = &mut self.status;
-        let owed = std::mem::replace(&mut status.owed_rows, stuck.owed);
+        let refused = stuck.refused.as_ref().map_or(0, |it| it.0);
+        let locked = stuck.owed - refused.min(stuck.owed);
+        match (std::mem::replace(&mut status.refused_marks, refused), &stuck.refused) {
+            (0, Some((rows, why))) => warn!(
+                rows,
+                why,
+                "the database refuses to mark rows of published events: change the trigger or the \
+                 constraint"
+            ),
+            (1.., None) => info!("the database refuses no mark any more"),
+            _ => {}
+        }
+        let owed = std::mem::replace(&mut status.owed_rows, locked);
         let unidentified = std::mem::replace(&mut status.unidentified_rows, stuck.unidentified);
-        match (owed, stuck.owed) {
+        match (owed, locked) {
             (0, rows @ 1..) => warn!(
                 rows,
                 "somebody has rows locked whose events are published or parked: they are marked or \
@@ -272,9 +292,13 @@ impl Reporter {
         };
         let before = resolved(status);
         status.restores &= has_gap;
+        let received = state.received().max(state.confirmed());
+        if received > status.received_lsn && status.waiting_for.take().is_some() {
+            info!("PostgreSQL sends events again");
+        }
         status.resolved_lsn = state.confirmed();
         status.confirmed_flush_lsn = confirmed;
-        status.received_lsn = state.received().max(state.confirmed());
+        status.received_lsn = received;
         status.oldest_unresolved_at = state.oldest_commit_micros().map(from_postgres_micros);
         status.publish_to_ack = base.publish_to_ack.plus(state.answer_times());
         status.in_flight_events = state.unresolved();

@@ -67,6 +67,8 @@ pub struct Status {
     /// Rows whose events are published or parked, and which somebody has locked: they are marked or
     /// removed when they are free.
     pub owed_rows: u64,
+    /// Rows of published events whose marks the database refuses.
+    pub refused_marks: u64,
     /// Rows without an id, which are neither published nor parked.
     pub unidentified_rows: u64,
     /// Fast-ingest batches begun; messages that go by themselves are in none.

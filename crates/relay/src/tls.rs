@@ -1,15 +1,19 @@
-//! One TLS stack for both servers: rustls with the ring provider.
+//! One TLS stack for both servers and the handlers: rustls with the ring provider.
 
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
+use rustls::client::{ResolvesClientCert, WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, OtherError, RootCertStore,
+    SignatureScheme,
 };
 
 use crate::connect_error::Error;
@@ -64,6 +68,19 @@ pub(super) fn client_config(
         .map_err(|source| Error::file("client key", &identity.key, source))
 }
 
+/// As [`client_config`] for [`Verification::Full`], for a client that keeps it: the files are read
+/// anew for each connection.
+pub(super) fn kept_config(
+    roots: &Path,
+    identity: Option<&Identity>,
+) -> Result<ClientConfig, Error> {
+    let mut config = client_config(Verification::Full, Some(roots), identity)?;
+    if let Some(identity) = identity {
+        config.client_auth_cert_resolver = Arc::new(identity.clone());
+    }
+    Ok(config)
+}
+
 /// Builds a configuration for calling `https://` services, trusted as the two servers are: the
 /// chain up to one of `roots` (the system's if none), and the host name.
 ///
@@ -85,34 +102,29 @@ fn verifier(
     roots: Option<&Path>,
     provider: Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, Error> {
-    if verification == Verification::None {
-        return Ok(Arc::new(Lenient { chain: None, provider }));
-    }
-    let path = match roots {
-        Some(path) => path.to_owned(),
-        None => system_roots()?,
+    let roots = match (verification, roots) {
+        (Verification::None, _) => PathBuf::new(),
+        (Verification::Chain | Verification::Full, Some(path)) => path.to_owned(),
+        (Verification::Chain | Verification::Full, None) => system_roots()?,
     };
-    let roots = Arc::new(load_roots(&path)?);
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
-        .build()
-        .map_err(|source| Error::file("root certificates", path, source))?;
-    Ok(match verification {
-        Verification::Full => verifier,
-        Verification::None | Verification::Chain => {
-            Arc::new(Lenient { chain: Some(verifier), provider })
-        }
-    })
+    if verification != Verification::None {
+        load_roots(&roots)?;
+    }
+    Ok(Arc::new(Verifier { verification, roots, provider }))
 }
 
-/// Loads the authorities to trust from a PEM file.
-pub(super) fn load_roots(path: &Path) -> Result<RootCertStore, Error> {
-    let mut roots = RootCertStore::empty();
+/// Loads the authorities to trust from a PEM file. Also returns the certificates as they are.
+pub(super) fn load_roots(
+    path: &Path,
+) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), Error> {
+    let (mut roots, certificates) =
+        (RootCertStore::empty(), load_certificates("root certificates", path)?);
     // System bundles hold the odd certificate that cannot be parsed; the others still count.
-    let (added, _) = roots.add_parsable_certificates(load_certificates("root certificates", path)?);
+    let (added, _) = roots.add_parsable_certificates(certificates.iter().cloned());
     if added == 0 {
         return Err(Error::file("root certificates", path, "no usable certificate in it"));
     }
-    Ok(roots)
+    Ok((roots, certificates))
 }
 
 /// Checks that certificate and key can be read and belong together.
@@ -156,20 +168,55 @@ pub(super) fn system_roots() -> Result<PathBuf, Error> {
         })
 }
 
-/// A verification that leaves something out.
+/// Verifies a server's certificate.
 ///
-/// With [`Verification::Chain`], as `sslmode=verify-ca` asks for, the chain is verified, and accepted
-/// for any host name. With [`Verification::None`], as `sslmode=require` without roots asks for, any
-/// certificate is accepted. Then handshake signatures are not checked either: against an unverified
-/// certificate they prove nothing, and checking would refuse the X.509 v1 certificates that many
-/// servers run with.
+/// A certificate that is one of the roots, byte for byte, is trusted as it is: a self-signed one that
+/// says that it is an authority, as PostgreSQL's manual makes it. With [`Verification::Chain`], as
+/// `sslmode=verify-ca` asks for, the host's name does not matter. With [`Verification::None`], as
+/// `sslmode=require` without roots asks for, any certificate is accepted. Then handshake signatures
+/// are not checked either: against an unverified certificate they prove nothing, and checking would
+/// refuse the X.509 v1 certificates that many servers run with.
 #[derive(Debug)]
-struct Lenient {
-    chain: Option<Arc<WebPkiServerVerifier>>,
+struct Verifier {
+    verification: Verification,
+    /// Read for each handshake.
+    roots: PathBuf,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Lenient {
+impl Verifier {
+    fn verify_chain_and_name(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let other = |error| rustls::Error::Other(OtherError(Arc::new(error)));
+        let (roots, trusted) = load_roots(&self.roots).map_err(other)?;
+        let provider = Arc::clone(&self.provider);
+        let chain = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|source| other(Error::file("root certificates", &self.roots, source)))?;
+        match chain.verify_server_cert(certificate, intermediates, name, ocsp, now) {
+            // Nobody else has to vouch for it. Its dates are right: they are compared before.
+            Err(error) if is_authority(&error) && trusted.contains(certificate) => {
+                verify_server_name(&ParsedCertificate::try_from(certificate)?, name)
+                    .map(|()| ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+}
+
+/// Whether a certificate is refused because it says that it is an authority's. The library tells this
+/// only in words.
+pub(super) fn is_authority(error: &impl Debug) -> bool {
+    format!("{error:?}").contains("CaUsedAsEndEntity")
+}
+
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -179,13 +226,15 @@ impl ServerCertVerifier for Lenient {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
-        match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp, now) {
+        if self.verification == Verification::None {
+            return Ok(ServerCertVerified::assertion());
+        }
+        match self.verify_chain_and_name(end_entity, intermediates, server_name, ocsp, now) {
             // The name is compared last: when only that fails, the chain is good.
             Err(rustls::Error::InvalidCertificate(
                 NotValidForName | NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
-            other => other,
+            )) if self.verification == Verification::Chain => Ok(ServerCertVerified::assertion()),
+            verified => verified,
         }
     }
 
@@ -195,8 +244,11 @@ impl ServerCertVerifier for Lenient {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let Some(chain) = &self.chain else { return Ok(HandshakeSignatureValid::assertion()) };
-        chain.verify_tls12_signature(message, cert, dss)
+        if self.verification == Verification::None {
+            return Ok(HandshakeSignatureValid::assertion());
+        }
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, dss, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -205,12 +257,28 @@ impl ServerCertVerifier for Lenient {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let Some(chain) = &self.chain else { return Ok(HandshakeSignatureValid::assertion()) };
-        chain.verify_tls13_signature(message, cert, dss)
+        if self.verification == Verification::None {
+            return Ok(HandshakeSignatureValid::assertion());
+        }
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Shows the certificate that is in the file by then.
+impl ResolvesClientCert for Identity {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let chain = load_certificates("client certificate", &self.cert).ok()?;
+        let (key, provider) = (load_key(&self.key).ok()?, CryptoProvider::get_default()?);
+        CertifiedKey::from_der(chain, key, provider).ok().map(Arc::new)
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 
@@ -238,6 +306,35 @@ mod tests {
         let identity = Identity { cert: path.clone(), key: path.clone() };
         let error = check_identity(&identity).expect_err("no certificate in it");
         assert!(error.to_string().contains("client certificate"), "{error}");
+    }
+
+    /// Made by `openssl x509 -req -signkey`; for a hundred years.
+    const OF_VERSION_1: &str = "-----BEGIN CERTIFICATE-----
+MIIBIzCBywIUaVP2HqaqTRTaQSAI1T01t8k4r4UwCgYIKoZIzj0EAwIwFDESMBAG
+A1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyNTE0MjY0OFoYDzIxMjYxMTAxMTQyNjQ4
+WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNC
+AAR7BydK1NtAZvHsr68ozpJhCgPg3Y5xaAYj98plfSbWws1vCwrFGGSdx06u5bvG
+WaX/i5FnfKMItybweAXzKGVjMAoGCCqGSM49BAMCA0cAMEQCIDJijNcSIWuLlJjr
+GmnyPU2C/RjzfHoWq3Y8UZLlxIIGAiB9dvEe10TAYOUy+Ubapb2DNvyrYKx8YcAj
+q6Mz6qMjVg==
+-----END CERTIFICATE-----
+";
+
+    #[test]
+    fn a_certificate_of_version_1_is_named() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), OF_VERSION_1).expect("write");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = verifier(Verification::Full, Some(file.path()), provider).expect("a root");
+        let certificate = CertificateDer::from_pem_slice(OF_VERSION_1.as_bytes()).expect("PEM");
+        let name = ServerName::try_from("localhost").expect("a name");
+        let verified = verifier.verify_server_cert(&certificate, &[], &name, &[], UnixTime::now());
+        let source = std::io::Error::other(verified.expect_err("it has no names"));
+        let source =
+            async_nats::ConnectError::with_source(async_nats::ConnectErrorKind::Tls, source);
+        let renewed = crate::connect_error::Renewed::default();
+        let hint = Error::Nats { target: "tls://localhost".into(), source, renewed }.hint();
+        assert!(hint.is_some_and(|it| it.contains("X.509 version 1")));
     }
 
     #[test]

@@ -34,6 +34,8 @@ impl Certificates {
         certificates.write("server", "localhost", &names, &trusted)?;
         certificates.write("stray", "elsewhere", &["elsewhere.example".to_owned()], &trusted)?;
         certificates.write("client", client, &[client.to_owned()], &trusted)?;
+        certificates.write_own("own", &names)?;
+        certificates.write_own("own_stray", &["elsewhere.example".to_owned()])?;
         Ok(certificates)
     }
 
@@ -49,6 +51,18 @@ impl Certificates {
         let key = KeyPair::generate()?;
         let Pair { cert, key: key_path } = self.pair(file);
         std::fs::write(cert, params.signed_by(&key, issuer)?.pem())?;
+        std::fs::write(key_path, key.serialize_pem())?;
+        Ok(())
+    }
+
+    /// As PostgreSQL's manual makes it: its own authority.
+    fn write_own(&self, file: &str, alternatives: &[String]) -> Result<()> {
+        let mut params = CertificateParams::new(alternatives)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, file);
+        let key = KeyPair::generate()?;
+        let Pair { cert, key: key_path } = self.pair(file);
+        std::fs::write(cert, params.self_signed(&key)?.pem())?;
         std::fs::write(key_path, key.serialize_pem())?;
         Ok(())
     }
@@ -76,6 +90,16 @@ impl Certificates {
     /// For a server on another machine.
     pub(crate) fn stray_server(&self) -> Pair {
         self.pair("stray")
+    }
+
+    /// Self-signed, for a server on this machine.
+    pub(crate) fn own(&self) -> Pair {
+        self.pair("own")
+    }
+
+    /// Self-signed, for a server on another machine.
+    pub(crate) fn own_stray(&self) -> Pair {
+        self.pair("own_stray")
     }
 
     /// For the client.

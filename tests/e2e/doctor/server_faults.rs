@@ -26,37 +26,10 @@ const FAULTS: &[Fault] = &[
         &["ALTER ROLE \"courier\" CONNECTION LIMIT -1"],
     ),
     Fault::new(
-        "postgres-timeouts",
-        "error",
-        &[Sql(&["ALTER ROLE courier SET statement_timeout = '2s'"])],
-        &["ALTER ROLE \"courier\" IN DATABASE \"postgres\" SET statement_timeout = 0"],
-    ),
-    Fault::new(
-        "postgres-timeouts",
-        "error",
-        &[Sql(&["ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '1s'"])],
-        &["ALTER ROLE \"courier\" IN DATABASE \"postgres\" SET \
-            idle_in_transaction_session_timeout = 0"],
-    ),
-    Fault::new(
-        "postgres-read-write",
-        "error",
-        &[Sql(&["ALTER ROLE courier SET default_transaction_read_only = on"])],
-        &[
-            "ALTER ROLE \"courier\" IN DATABASE \"postgres\" SET default_transaction_read_only = off",
-        ],
-    ),
-    Fault::new(
         "replication-role",
         "error",
         &[Sql(&["ALTER ROLE courier NOREPLICATION"])],
         &["ALTER ROLE \"courier\" REPLICATION"],
-    ),
-    Fault::new(
-        "replication-sender-timeout",
-        "error",
-        &[Sql(&["ALTER ROLE courier SET wal_sender_timeout = '500ms'"])],
-        &["ALTER ROLE \"courier\" IN DATABASE \"postgres\" SET wal_sender_timeout = '60s'"],
     ),
     Fault::new(
         "replication-keep-size",

@@ -8,6 +8,7 @@ use async_nats::jetstream::AckKind;
 use async_nats::jetstream::consumer::PullConsumer;
 use futures_util::StreamExt;
 use lab::Port;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
@@ -237,11 +238,16 @@ async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
 /// A service behind TLS whose authority is named in the configuration.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
+    trusts_a_service(IsCa::NoCa).await;
+    trusts_a_service(IsCa::Ca(BasicConstraints::Unconstrained)).await;
+}
+
+async fn trusts_a_service(is_ca: IsCa) {
     let mut env = set_up().await;
     let _relay = env.relay();
     let folder = tempfile::tempdir().expect("create a folder");
     let authority = folder.path().join("ca.pem");
-    let url = serve_tls(&authority).await;
+    let url = serve_tls(&authority, is_ca).await;
     let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
     emit(&env, "o-1", "{}").await;
     let inbox = env.spawn(&args); // trusts the system's authorities
@@ -258,16 +264,19 @@ async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
 }
 
 /// Says 204 to everything, with a certificate that only `authority` vouches for.
-async fn serve_tls(authority: &Path) -> String {
-    let own = rcgen::generate_simple_self_signed(["localhost".into()]).expect("a certificate");
-    std::fs::write(authority, own.cert.pem()).expect("write the certificate");
-    let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+async fn serve_tls(authority: &Path, is_ca: IsCa) -> String {
+    let mut own = CertificateParams::new(["localhost".to_owned()]).expect("a name");
+    own.is_ca = is_ca;
+    let key = KeyPair::generate().expect("a key");
+    let own = own.self_signed(&key).expect("a certificate");
+    std::fs::write(authority, own.pem()).expect("write the certificate");
+    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring supports them")
         .with_no_client_auth()
-        .with_single_cert(vec![own.cert.der().clone()], key)
+        .with_single_cert(vec![own.der().clone()], key)
         .expect("they belong together");
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

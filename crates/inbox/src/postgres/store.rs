@@ -65,8 +65,8 @@ impl Store {
     pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
         let client = &connection.client;
         client.batch_execute(MAKE_DURABLE).await?;
-        // A duplicate that another worker has at work is not waited for.
-        client.batch_execute("SET lock_timeout = '5s'").await?;
+        // A duplicate that another worker has at work is not waited for. Sessions are kept for long.
+        client.batch_execute("SET lock_timeout = '5s'; SET idle_session_timeout = 0").await?;
         if !scope.lent {
             // Planning anew each time takes longer than what is planned: a few keys, always.
             client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;

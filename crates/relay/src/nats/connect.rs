@@ -216,7 +216,7 @@ impl NatsTarget {
                 std::future::ready(())
             });
         let client = self
-            .encrypt(options)
+            .encrypt(options)?
             .connect(self.servers.clone())
             .await
             .map_err(|source| Error::Nats { target: self.to_string(), source, renewed })?;
@@ -235,18 +235,19 @@ impl NatsTarget {
         }
     }
 
-    fn encrypt(&self, mut options: ConnectOptions) -> ConnectOptions {
+    fn encrypt(&self, mut options: ConnectOptions) -> Result<ConnectOptions, Error> {
         if let Some(path) = &self.roots {
-            options = options.add_root_certificates(path.clone());
-        }
-        if let Some(Identity { cert, key }) = &self.identity {
+            let config = tls::kept_config(path, self.identity.as_ref())?;
+            options = options.tls_client_config(config);
+        } else if let Some(Identity { cert, key }) = &self.identity {
             options = options.add_client_certificate(cert.clone(), key.clone());
         }
         if self.tls_first {
             options = options.tls_first();
         }
         // Whoever names certificates does not mean to send credentials in the clear.
-        options.require_tls(self.tls_first || self.roots.is_some() || self.identity.is_some())
+        let named = self.roots.is_some() || self.identity.is_some();
+        Ok(options.require_tls(self.tls_first || named))
     }
 
     /// The client would report a bad file as an I/O error without its name.

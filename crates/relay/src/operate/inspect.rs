@@ -12,8 +12,8 @@ use crate::operate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
-use crate::postgres::Store;
 use crate::postgres::sql::{Backlog, COUNT_MAX, RewindReading};
+use crate::postgres::{Store, standby_slots};
 use crate::routing::Destination;
 
 /// Looks at the slot, the outbox and the stream.
@@ -65,6 +65,9 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             report.incomplete = Some(Error::NotSetUp { missing });
         }
         warn_of_slot(&config, slot.as_ref(), &mut report);
+        if let Some(what) = standby_slots::held_back(&store, &config.slot).await? {
+            report.warnings.push(format!("PostgreSQL holds events back {what}"));
+        }
         match config.shard() {
             None => (report.slot, report.stream) = (slot, told),
             Some(shard) => {
@@ -214,7 +217,14 @@ fn warn_of_dead_letters(report: &mut StatusReport) {
 }
 
 fn warn_of_rows(report: &mut StatusReport) {
-    let OutboxReport { unidentified, owed, .. } = report.outbox;
+    let OutboxReport { unidentified, owed, marks_refused, .. } = report.outbox;
+    if let Some(why) = &report.outbox.mark_refusal {
+        let rows = if marks_refused == 1 { "row" } else { "rows" };
+        report.warnings.push(format!(
+            "{marks_refused} {rows} of published events cannot be marked: {why}. Change the trigger or \
+             the constraint; a relay tries again every 10 s"
+        ));
+    }
     if unidentified > 0 {
         let rows = if unidentified == 1 { "row has" } else { "rows have" };
         report.warnings.push(format!(
@@ -328,12 +338,12 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
                  ORDER BY dead_at DESC LIMIT 1),
                 ({dropped}),
                 (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
-                 WHERE blocks AND discarded_at IS NULL),
-                (SELECT count(*) FROM {owed})",
-        owed = config.table.companion("tailpost_owed")
+                 WHERE blocks AND discarded_at IS NULL)"
     );
     let row = store.query_one("look at the outbox", &sql, &[]).await?;
     let unidentified = store.unidentified().await?;
+    let (owed, refused) = store.owed().await?;
+    let (marks_refused, mark_refusal) = refused.unzip();
     let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
@@ -342,7 +352,9 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
         unpublished_is_capped: backlog.rows >= COUNT_MAX,
         dropped: row.get::<_, Option<i64>>(2).map(count),
         unidentified,
-        owed: count(row.get(4)),
+        owed: owed - marks_refused.unwrap_or(0),
+        marks_refused: marks_refused.unwrap_or(0),
+        mark_refusal,
         oldest_unpublished_seconds: backlog.oldest_seconds,
         dead_letters: count(row.get(0)),
         latest_dead_letter_reason: row.get(1),

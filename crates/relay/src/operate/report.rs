@@ -133,6 +133,10 @@ pub struct OutboxReport {
     pub unidentified: u64,
     /// Rows whose events are published or parked, and which somebody has locked.
     pub owed: u64,
+    /// Rows of published events whose marks the database refuses.
+    pub marks_refused: u64,
+    /// Why it refuses one of them.
+    pub mark_refusal: Option<String>,
     /// Age of the oldest of the unpublished rows.
     pub oldest_unpublished_seconds: Option<f64>,
     /// Events in the dead-letter table that nobody has discarded.

@@ -5,37 +5,19 @@ use std::time::Duration;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use pgwire_replication::{ReplicationConfig, SslMode as ReplicationSslMode, TlsConfig};
-use tokio_postgres::config::{ChannelBinding, Host, SslNegotiation};
+use tokio_postgres::config::Host;
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use self::parsed::CONNECT_TIMEOUT;
 use super::connection_task::ConnectionTask;
 use super::dsn::Dsn;
 use super::pool::{Pool, PoolLimits, Session};
+use super::session_settings::{self, HasSessions};
 use crate::connect_error::Error;
 use crate::secret::SecretSource;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity, Verification};
-
-/// When the relay's host dies without a word, the server is to notice after 11 s: an open
-/// transaction would hold the database's horizon for hours.
-const SERVER_KEEPALIVES: &str = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
-     -c tcp_keepalives_count=3 -c tcp_user_timeout=11000";
-
-/// Of the replication connection the server hears every 100 ms, and gives up a silent one by
-/// `wal_sender_timeout`. With `tcp_user_timeout` it would also give up one that takes no more of the log
-/// for 11 s, because the broker is away, or a scan or the stream's tail is read first.
-const WALSENDER_KEEPALIVES: &str = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
-     -c tcp_keepalives_count=3 -c tcp_user_timeout=0";
-
-/// Time allowed for opening a connection, TLS and authentication included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence after which the kernel asks whether the server's host is still there.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_RETRIES: u32 = 3;
-/// How long sent bytes may stay unacknowledged before the connection counts as dead.
-const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Status updates carry the confirmed position; the server must learn it within half a second.
 const STATUS_INTERVAL: Duration = Duration::from_millis(100);
@@ -112,6 +94,7 @@ pub struct PostgresTarget {
     // Instead of one in `config`.
     password: Option<SecretSource>,
     pool: Option<Pool>,
+    has_sessions: HasSessions,
 }
 
 impl FromStr for PostgresTarget {
@@ -157,8 +140,9 @@ impl PostgresTarget {
             Some(SslMode::Require) if roots.is_some() => SslMode::VerifyCa,
             given => given.unwrap_or_default(),
         };
-        let config = parse_config(&dsn.plain)?;
-        Ok(Self { config, sslmode, roots, identity, password: None, pool: None })
+        let config = parsed::parse(&dsn.plain)?;
+        let (password, pool, has_sessions) = (None, None, HasSessions::default());
+        Ok(Self { config, sslmode, roots, identity, password, pool, has_sessions })
     }
 
     /// Has the password read from `source` for each connection.
@@ -195,16 +179,30 @@ impl PostgresTarget {
     ///
     /// Dropping the future closes the half-open connection.
     pub async fn connect(&self, application_name: &str) -> Result<(Client, ConnectionTask), Error> {
+        let connected = self.connect_in_time(application_name).await?;
+        if self.has_sessions.is_to_be_seen() {
+            // Before anything is done on it. That there is no room for another one is no reason.
+            let second = self.connect_in_time(application_name).await;
+            if let Err(error @ Error::HandedOn { .. }) = second {
+                return Err(error);
+            }
+            self.has_sessions.seen();
+        }
+        Ok(connected)
+    }
+
+    async fn connect_in_time(&self, name: &str) -> Result<(Client, ConnectionTask), Error> {
         let timeout = self.connect_timeout();
-        tokio::time::timeout(timeout, self.connect_unbounded(application_name)).await.map_err(
-            |_| Error::PostgresTimeout { target: self.to_string(), seconds: timeout.as_secs() },
-        )?
+        tokio::time::timeout(timeout, self.connect_unbounded(name)).await.map_err(|_| {
+            Error::PostgresTimeout { target: self.to_string(), seconds: timeout.as_secs() }
+        })?
     }
 
     /// The same, with at most so many sessions at a time; all copies share them.
     #[must_use]
     pub fn pooled(self, limits: PoolLimits) -> Self {
-        Self { pool: Some(Pool::new(limits)), ..self }
+        let pool = Pool::new(limits, session_settings::set(self.options()));
+        Self { pool: Some(pool), ..self }
     }
 
     /// A connection for SQL: of the pool, if there is one, or else as [`connect`](Self::connect).
@@ -240,17 +238,45 @@ impl PostgresTarget {
             |source| Error::Postgres { target: self.to_string(), source, renewed: self.renewed() };
         if config.get_ssl_mode() == tokio_postgres::config::SslMode::Disable {
             let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
-            return Ok((client, ConnectionTask::new(tokio::spawn(connection))));
+            return self.begin(client, ConnectionTask::new(tokio::spawn(connection))).await;
         }
+        let tls = MakeRustlsConnect::new(self.tls()?);
+        let (client, connection) = config.connect(tls).await.map_err(refused)?;
+        self.begin(client, ConnectionTask::new(tokio::spawn(connection))).await
+    }
+
+    async fn begin(
+        &self,
+        client: Client,
+        task: ConnectionTask,
+    ) -> Result<(Client, ConnectionTask), Error> {
+        let target = || self.to_string();
+        let begun = client.simple_query(&session_settings::begin(self.options())).await;
+        let refused =
+            |source| Error::Postgres { target: target(), source, renewed: self.renewed() };
+        match session_settings::is_handed_on(&begun.map_err(refused)?) {
+            true => Err(Error::HandedOn { target: target() }),
+            false => Ok((client, task)),
+        }
+    }
+
+    /// How the server is verified.
+    pub(super) fn tls(&self) -> Result<rustls::ClientConfig, Error> {
         let verification = match self.sslmode {
             SslMode::VerifyFull => Verification::Full,
             SslMode::VerifyCa => Verification::Chain,
             SslMode::Disable | SslMode::Prefer | SslMode::Require => Verification::None,
         };
-        let tls = tls::client_config(verification, self.roots.as_deref(), self.identity.as_ref())?;
-        let (client, connection) =
-            config.connect(MakeRustlsConnect::new(tls)).await.map_err(refused)?;
-        Ok((client, ConnectionTask::new(tokio::spawn(connection))))
+        tls::client_config(verification, self.roots.as_deref(), self.identity.as_ref())
+    }
+
+    fn options(&self) -> &str {
+        self.config.get_options().unwrap_or_default()
+    }
+
+    /// What a replication connection begins with.
+    pub(super) fn walsender_settings(&self) -> String {
+        session_settings::of_walsender(self.options())
     }
 
     fn sql_config(&self, application_name: &str) -> Config {
@@ -265,9 +291,6 @@ impl PostgresTarget {
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
-        // Those of the connection string come last, and win.
-        let theirs = self.config.get_options().unwrap_or_default();
-        config.options(format!("{SERVER_KEEPALIVES} {theirs}").trim_end());
         config.ssl_mode(match (self.sslmode, host) {
             // Like libpq: a Unix socket is never encrypted.
             (SslMode::Disable, _) | (_, Host::Unix(_)) => SqlSslMode::Disable,
@@ -314,10 +337,10 @@ impl PostgresTarget {
             .with_wakeup_interval(IDLE_WAKEUP_INTERVAL)
             .with_buffer_size(BUFFER_EVENTS)
             .with_application_name(self.replication_name());
-        // The client sets no options of the socket; the server does, and ends a connection whose
-        // other end is gone. Silence of the server is noticed by those who use the connection.
-        let theirs = self.config.get_options().unwrap_or_default();
-        Ok(config.with_options(format!("{WALSENDER_KEEPALIVES} {theirs}").trim_end()))
+        Ok(match self.config.get_options() {
+            Some(options) => config.with_options(options),
+            None => config,
+        })
     }
 
     fn replication_tls(&self) -> Result<TlsConfig, Error> {
@@ -396,63 +419,6 @@ impl PostgresTarget {
     }
 }
 
-fn parse_config(dsn: &str) -> Result<Config, Error> {
-    let invalid = |reason: String| Error::invalid("postgres.url", reason);
-    let mut config: Config = dsn.parse().map_err(|error: tokio_postgres::Error| {
-        let cause = error.into_source().map_or_else(|| "unreadable".into(), |it| it.to_string());
-        invalid(cause)
-    })?;
-    if config.get_hosts().len().max(config.get_hostaddrs().len()) > 1
-        || config.get_ports().len() > 1
-    {
-        return Err(invalid("name one host and one port: replication follows one server".into()));
-    }
-    if config.get_channel_binding() == ChannelBinding::Require
-        || config.get_ssl_negotiation() == SslNegotiation::Direct
-    {
-        return Err(invalid(
-            "channel_binding=require and sslnegotiation=direct do not work for replication".into(),
-        ));
-    }
-    for host in config.get_hosts() {
-        if let Host::Tcp(name) = host
-            && name.contains(['@', '/', ':'])
-            && name.parse::<std::net::Ipv6Addr>().is_err()
-        {
-            // Most likely a password with an unescaped `@`: do not repeat it.
-            return Err(invalid(
-                "the host has `@`, `/` or `:` in it; write these as %40, %2F, %3A in a password"
-                    .into(),
-            ));
-        }
-    }
-    if config.get_user().is_none() {
-        let user = whoami::username().map_err(|error| {
-            invalid(format!("no user given, and the system names none: {error}"))
-        })?;
-        config.user(user);
-    }
-    if config.get_dbname().is_none() {
-        config.dbname(config.get_user().unwrap_or_default().to_owned());
-    }
-    if config.get_connect_timeout().is_none() {
-        config.connect_timeout(CONNECT_TIMEOUT);
-    }
-    if config.get_tcp_user_timeout().is_none() {
-        config.tcp_user_timeout(TCP_USER_TIMEOUT);
-    }
-    if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
-        config.keepalives_idle(KEEPALIVE_IDLE);
-    }
-    if config.get_keepalives_interval().is_none() {
-        config.keepalives_interval(KEEPALIVE_INTERVAL);
-    }
-    if config.get_keepalives_retries().is_none() {
-        config.keepalives_retries(KEEPALIVE_RETRIES);
-    }
-    Ok(config)
-}
-
 /// Checks the name of a slot or publication: `[a-z0-9_]`, 1 to 63 characters.
 pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), Error> {
     let allowed = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_';
@@ -492,6 +458,7 @@ impl fmt::Debug for PostgresTarget {
     }
 }
 
+mod parsed;
 mod password;
 #[cfg(test)]
 mod tests;

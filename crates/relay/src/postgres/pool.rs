@@ -47,6 +47,8 @@ pub(crate) struct Pool(Arc<Shared>);
 
 struct Shared {
     limits: PoolLimits,
+    /// Statements that set what a session begins with.
+    settings: String,
     permits: Arc<Semaphore>,
     idle: Mutex<Idle>,
 }
@@ -73,9 +75,9 @@ pub struct Session {
 }
 
 impl Pool {
-    pub(crate) fn new(limits: PoolLimits) -> Self {
+    pub(crate) fn new(limits: PoolLimits, settings: String) -> Self {
         let permits = Arc::new(Semaphore::new(limits.connections));
-        Self(Arc::new(Shared { limits, permits, idle: Mutex::default() }))
+        Self(Arc::new(Shared { limits, settings, permits, idle: Mutex::default() }))
     }
 
     pub(crate) fn application_name(&self) -> &'static str {
@@ -137,7 +139,7 @@ impl Pool {
     /// Makes a connection as it was when it was new, and keeps it. It has its place until then: the
     /// server may still work on what nobody waits for any more.
     async fn take_back(self, connected: Connected, permit: OwnedSemaphorePermit) {
-        let reset = format!("{RESET}; {}", self.bound());
+        let reset = format!("{RESET}; {}; {}", self.0.settings, self.bound());
         let within = self.0.limits.statement + RESET_MARGIN;
         let reset = timeout(within, connected.client.batch_execute(&reset)).await;
         if !matches!(reset, Ok(Ok(()))) {

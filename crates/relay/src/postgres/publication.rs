@@ -99,37 +99,54 @@ pub(crate) async fn standing(
 ///
 /// False while nobody relies on the slot anyway, and in another cluster than that of the slot, where
 /// it is made anew.
-pub(crate) async fn is_younger_than_the_slot(
+pub(crate) async fn age(
     connection: &Connection,
     table: &Table,
     publication: &str,
     slot: &str,
-) -> Result<bool, Error> {
+) -> Result<Age, Error> {
     // The transaction that made the outbox a partition gave it another entry and let no row by.
-    // A row's xmin is the low half of the transaction's number: the latest that it can mean.
+    // A row's xmin is the low half of the transaction's number: the latest that it can mean. After
+    // 2^32 transactions that is another one, so what was found older once stays so.
     let sql = format!(
-        "SELECT EXISTS (
-             SELECT FROM {state} AS state,
+        "WITH entry AS MATERIALIZED (
+             SELECT p.oid, p.xmin::text::bigint AS low FROM pg_publication p WHERE p.pubname = $2
+             UNION ALL
+             SELECT r.oid, r.xmin::text::bigint FROM pg_publication_rel r
+             JOIN pg_publication p ON p.oid = r.prpubid
+             WHERE p.pubname = $2 AND r.prrelid = $3::text::regclass
+         ), entries AS (
+             SELECT string_agg(oid || ':' || low, ' ' ORDER BY oid) AS seen FROM entry
+         )
+         SELECT seen, seen = to_jsonb(state)->>'publication_seen', EXISTS (
+             SELECT FROM entry,
                  CAST(pg_snapshot_xmax(pg_current_snapshot())::text AS bigint) AS upcoming,
-                 LATERAL (
-                     SELECT p.xmin::text::bigint AS low FROM pg_publication p
-                     WHERE p.pubname = $2
-                     UNION ALL
-                     SELECT r.xmin::text::bigint FROM pg_publication_rel r
-                     JOIN pg_publication p ON p.oid = r.prpubid
-                     WHERE p.pubname = $2 AND r.prrelid = $3::text::regclass
-                 ) AS entry,
                  LATERAL (SELECT upcoming - mod(upcoming - low, 1::bigint << 32) AS xid) AS writer
-             WHERE state.slot = $1 AND state.start_lsn IS NOT NULL AND writer.xid > 2
+             WHERE state.start_lsn IS NOT NULL AND writer.xid > 2
                  AND state.system_identifier =
                      (SELECT system_identifier::text FROM pg_control_system())
                  AND to_jsonb(state)->>'partitioned_txid' IS DISTINCT FROM writer.xid::text
-                 AND NOT pg_visible_in_snapshot(writer.xid::text::xid8, state.start_snapshot)
-         )",
+                 AND NOT pg_visible_in_snapshot(writer.xid::text::xid8, state.start_snapshot))
+         FROM entries LEFT JOIN {state} AS state ON slot = $1",
         state = table.companion("tailpost_state")
     );
     let (doing, outbox) = ("look at the publication's age", table.quoted());
-    Ok(connection.query_one(doing, &sql, &[&slot, &publication, &outbox]).await?.get(0))
+    let row = connection.query_one(doing, &sql, &[&slot, &publication, &outbox]).await?;
+    Ok(match (row.get::<_, Option<bool>>(1), row.get(2)) {
+        (Some(true), _) => Age::Known,
+        (_, true) => Age::Younger,
+        (_, false) => Age::Older(row.get(0)),
+    })
+}
+
+/// Whether a publication is as old as it has to be.
+pub(crate) enum Age {
+    /// As it was when it was found older.
+    Known,
+    /// Older than the slot, as far as can be told now; its entries.
+    Older(Option<String>),
+    /// Rows may have been committed that the slot does not bring.
+    Younger,
 }
 
 #[cfg(test)]

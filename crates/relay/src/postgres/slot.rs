@@ -22,7 +22,7 @@ use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 /// How long a relay that fell silent keeps the slot from others: its host may be dead without
 /// anybody having closed its connections. A relay that lives answers at once.
 const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false) FROM pg_settings
-    WHERE name = 'wal_sender_timeout' AND (setting = '0' OR setting::int > 5000)";
+    WHERE CASE name WHEN 'wal_sender_timeout' THEN setting::int NOT BETWEEN 2000 AND 5000 END";
 
 /// A slot whose start is known, on a session that has not started to stream.
 ///

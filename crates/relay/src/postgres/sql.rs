@@ -67,7 +67,7 @@ use crate::postgres::answered::{ANSWER_MAX, answered};
 use crate::postgres::columns;
 use crate::postgres::connection::{Bound, Connection};
 use crate::postgres::opening::Opening;
-use crate::postgres::publication::{self, Standing};
+use crate::postgres::publication::{self, Age, Standing};
 pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::shards::{Shard, Shards};
 
@@ -224,14 +224,14 @@ impl Store {
         self.batch_execute("configure the session", &sql).await
     }
 
-    /// How long a statement waits for others' locks from now on; `None` is as configured. On the server,
+    /// How long a statement waits for others' locks from now on; `None` is for ever. On the server,
     /// so that nothing waits there when nobody does here any more.
     pub(crate) async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
-        let timeout = timeout.map_or("DEFAULT".to_owned(), |timeout| format!("'{timeout}'"));
+        let timeout = timeout.unwrap_or("0");
         // Nothing of what follows takes a minute unless something is wrong, and then nobody waits for
         // it here any more.
         let sql = format!(
-            "SET lock_timeout = {timeout};
+            "SET lock_timeout = '{timeout}';
              SELECT set_config('statement_timeout', '{STATEMENT_MS_MAX}', false)
              WHERE current_setting('statement_timeout') = '0'"
         );
@@ -440,12 +440,11 @@ impl Store {
     ) -> Result<(), Error> {
         let table = &self.table;
         let unfit = match publication::standing(self, table, publication, self.shard).await? {
-            Standing::Fit => {
-                if !publication::is_younger_than_the_slot(self, table, publication, slot).await? {
-                    return Ok(());
-                }
-                Error::PublicationChanged { publication: publication.to_owned() }
-            }
+            Standing::Fit => match publication::age(self, table, publication, slot).await? {
+                Age::Known => return Ok(()),
+                Age::Older(entries) => return self.note_publication(slot, entries).await,
+                Age::Younger => Error::PublicationChanged { publication: publication.to_owned() },
+            },
             Standing::Missing => Error::NotSetUp { missing: format!("publication {publication}") },
             Standing::Unfit(found) => found.refusal(publication),
         };

@@ -1,14 +1,20 @@
 //! A replication connection that does not stream yet.
 
-use pgwire_replication::{IdentifySystem, PgWireError, QueryRow, ReplicationClient};
+use std::io;
+
+use pgwire_replication::{
+    IdentifySystem, PgWireError, QueryRow, ReplicationClient, ReplicationConfig,
+};
 use tokio_postgres::error::SqlState;
 
 use super::PostgresTarget;
 use super::answered::{ANSWER_MAX, answered};
 use super::connection::Bound;
+use super::tunnel;
 use crate::config::Config;
 use crate::connect_error;
 use crate::error::{Error, sqlstate};
+use crate::tls;
 
 /// A client that is closed when it is dropped: left to itself, its task goes on for as long as the
 /// server is silent.
@@ -34,6 +40,28 @@ impl Replication {
     pub(crate) async fn connect(config: &Config) -> Result<(Self, IdentifySystem), Error> {
         let target = config.postgres.replication_config(&config.slot, &config.publication);
         let target = target.await?;
+        let (mut connection, identity) = match Self::open(config, target.clone()).await {
+            Err(error) if tls::is_authority(&error) => {
+                let doing = "open a replication connection";
+                let through = tunnel::through(target, config.postgres.tls()?);
+                let refused =
+                    |source: io::Error| Error::Replication { doing, source: source.into() };
+                let target = answered(doing, async { through.await.map_err(refused) }).await?;
+                Self::open(config, target).await?
+            }
+            opened => opened?,
+        };
+        let settings = config.postgres.walsender_settings();
+        connection.query(&settings, "configure the session").await?;
+        let pid = connection.single("SELECT pg_backend_pid()").await?;
+        connection.pid = number(&pid)?;
+        Ok((connection, identity))
+    }
+
+    async fn open(
+        config: &Config,
+        target: ReplicationConfig,
+    ) -> Result<(Self, IdentifySystem), Error> {
         let client = ReplicationClient::connect_gated(target)
             .await
             .map_err(Error::replication("open a replication connection"))?;
@@ -47,8 +75,6 @@ impl Replication {
         };
         let late = Err(Error::Silent { doing: "open a replication connection" });
         let identity = tokio::time::timeout(limit, identified).await.unwrap_or(late)?;
-        let pid = answered(doing, connection.single("SELECT pg_backend_pid()")).await?;
-        connection.pid = number(&pid)?;
         Ok((connection, identity))
     }
 
@@ -108,8 +134,18 @@ impl Replication {
     }
 }
 
-/// Who was let in for SQL, with what may have been replaced since, tries again.
+/// Who was let in for SQL, with what may have been replaced since, tries again. Poolers of which one
+/// knows no replication say so themselves.
 fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static str) -> Error {
+    let unsupported = [SqlState::PROTOCOL_VIOLATION, SqlState::FEATURE_NOT_SUPPORTED];
+    if sqlstate(&source).is_some_and(|it| unsupported.contains(&it)) {
+        return Error::Unusable {
+            problem: format!("{target} takes no replication connection: {source}"),
+            fix: "name the database server itself in postgres.url, not a pooler, or set \
+                  relay.mode = \"poll\""
+                .into(),
+        };
+    }
     let renewed = target.renewed();
     let is_refused = sqlstate(&source).is_some_and(|it| it.code().starts_with("28"));
     let is_about_rules = connect_error::is_about_rules(&source.to_string());

@@ -116,11 +116,20 @@ impl Source for Replication {
                 reporter.compared(found);
                 return Ok(());
             }
+            Done::Asked(held_back) => {
+                if let Some(what) = held_back {
+                    // It lives.
+                    self.log.listen_anew();
+                    reporter.held_back(what);
+                }
+                return Ok(());
+            }
             Done::Stuck(found) => {
+                let owed = found.as_ref().map(|it| it.owed);
                 if let Some(stuck) = found {
                     reporter.stuck(stuck);
                 }
-                Outcome::Owed(found.map(|it| it.owed))
+                Outcome::Owed(owed)
             }
             Done::SecondWriter(store) => {
                 self.marks.second = store;

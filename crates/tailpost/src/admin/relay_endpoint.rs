@@ -236,7 +236,11 @@ impl Readiness {
             }),
             Role::Stopped => Some("stopped".into()),
             Role::Active if status.restores => Some(RESTORES.into()),
-            Role::Active => stalled(status, details).or_else(unpublished),
+            Role::Active => match &status.waiting_for {
+                Some(what) if details => Some(format!("PostgreSQL holds events back {what}")),
+                Some(_) => Some("PostgreSQL holds events back: synchronized_standby_slots".into()),
+                None => stalled(status, details).or_else(unpublished),
+            },
         };
         Self { ready: reason.is_none(), role: status.role, reason }
     }

@@ -12,7 +12,7 @@ use super::facts::{Failure, Known, Role, Server};
 use crate::config::{Config, Mode};
 use crate::error::Error;
 use crate::postgres::connection::{Bound, Connection};
-use crate::postgres::{Replication, Session};
+use crate::postgres::{Replication, Session, standby_slots};
 
 /// How long one statement may take, here and on the server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -24,15 +24,10 @@ const SETTINGS: &[&str] = &[
     "max_wal_senders",
     "max_slot_wal_keep_size",
     "idle_replication_slot_timeout",
-    "wal_sender_timeout",
-    "statement_timeout",
-    "transaction_timeout",
-    "idle_in_transaction_session_timeout",
-    "idle_session_timeout",
-    "default_transaction_read_only",
     "max_connections",
     "superuser_reserved_connections",
     "sync_replication_slots",
+    standby_slots::SETTING,
     "hot_standby_feedback",
     "shared_preload_libraries",
 ];

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::postgres::Connection;
 use crate::postgres::not_logged::{self, Unfit};
-use crate::postgres::publication::{self, Standing};
+use crate::postgres::publication::{self, Age, Standing};
 
 const LOOKING: &str = "look at the slot";
 
@@ -23,9 +23,11 @@ pub(super) async fn publication(connection: &Connection, config: &Config) -> Kno
         Standing::Unfit(found) => Ok(unfit(found)),
         Standing::Fit => {
             // Without the tables there is no slot that anybody relies on.
-            let younger =
-                publication::is_younger_than_the_slot(connection, table, name, &config.slot).await;
-            Ok(if younger.unwrap_or(false) { Publication::Changed } else { Publication::Fit })
+            let age = publication::age(connection, table, name, &config.slot).await;
+            Ok(match age {
+                Ok(Age::Younger) => Publication::Changed,
+                Ok(Age::Known | Age::Older(_)) | Err(_) => Publication::Fit,
+            })
         }
     }
 }

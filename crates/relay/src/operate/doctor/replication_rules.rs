@@ -7,9 +7,7 @@ use tokio_postgres::error::SqlState;
 use super::facts::{AnySlot, Failure, Publication, Seen, Server, SlotFacts};
 use super::managed_rules::Service;
 use crate::config::RewindConfig;
-
-/// A relay reports every 100 ms, and may be busy for longer.
-const SENDER_TIMEOUT_MS_MIN: i64 = 2_000;
+use crate::postgres::standby_slots::SETTING;
 
 /// What a relay that is away for a while makes the server keep.
 const KEPT_MIB_MIN: i64 = 1024;
@@ -24,11 +22,11 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("replication-role", "the role may replicate", role).before_setup(),
     rule("replication-connection", "PostgreSQL takes a replication connection", connection)
         .before_setup(),
-    rule("replication-sender-timeout", "the server waits for a busy relay", sender_timeout)
-        .before_setup(),
     rule("replication-keep-size", "what a slot keeps is limited, and not too little", keep_size)
         .before_setup(),
     rule("replication-idle-timeout", "the server drops no slot that is idle", idle_timeout)
+        .before_setup(),
+    rule("replication-standby-slots", "no standby that is away holds events back", standby_slots)
         .before_setup(),
     rule("replication-other-slots", "no other slot keeps the log", other_slots).before_setup(),
 ];
@@ -100,6 +98,26 @@ fn slots(seen: &Seen) -> Judged {
     Ok(Verdict::Error(evidence, vec![Remedy::sql(sql), Remedy::restart("PostgreSQL")]))
 }
 
+fn standby_slots(seen: &Seen) -> Judged {
+    let server = seen.server()?;
+    let Some(listed) = server.settings.get(SETTING).filter(|it| !it.is_empty()) else {
+        return Ok(Verdict::Ok("events wait for no standby".into()));
+    };
+    let names = listed.split(',').map(|it| it.trim_matches([' ', '"']));
+    let is_read = |name: &&str| server.slots.iter().any(|it| it.name == *name && it.active);
+    let (present, away): (Vec<_>, Vec<_>) = names.partition(is_read);
+    if away.is_empty() {
+        return Ok(Verdict::Ok(format!("{SETTING} = {listed}")));
+    }
+    let present = present.join(", ");
+    let set = Remedy::sql(format!("ALTER SYSTEM SET {SETTING} = '{present}'"));
+    let caution = "or have the standby follow: a failover to one that lacks commits loses them";
+    Ok(Verdict::Error(
+        format!("{SETTING} names {}, and no standby reads that", away.join(", ")),
+        vec![set.with_caution(caution), reload()],
+    ))
+}
+
 fn is_full(failure: &Failure) -> bool {
     failure.said.contains("max_wal_senders")
 }
@@ -167,19 +185,6 @@ fn connection(seen: &Seen) -> Judged {
             .into()
     });
     Ok(Verdict::Error(said.clone(), vec![Remedy::advice(hint)]))
-}
-
-fn sender_timeout(seen: &Seen) -> Judged {
-    let server = seen.server()?;
-    let value = server.number("wal_sender_timeout")?;
-    let evidence = format!("wal_sender_timeout = {value}ms");
-    // A relay lowers what is longer than 5 s, or none, for its own connection.
-    if value == 0 || value >= SENDER_TIMEOUT_MS_MIN {
-        return Ok(Verdict::Ok(evidence));
-    }
-    let (role, database) = (quote(seen.config.postgres.user()), quote(&server.database));
-    let sql = format!("ALTER ROLE {role} IN DATABASE {database} SET wal_sender_timeout = '60s'");
-    Ok(Verdict::Error(evidence, vec![Remedy::sql(sql)]))
 }
 
 fn keep_size(seen: &Seen) -> Judged {

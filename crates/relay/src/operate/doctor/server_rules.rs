@@ -16,19 +16,11 @@ const OLD_SECONDS: f64 = 300.0;
 /// Clocks may differ by so much.
 const CLOCK_SECONDS: f64 = 5.0;
 
-/// The relay's longest statements take up to a minute: it ends them itself.
-const STATEMENT_MS: i64 = 60_000;
-
-/// With less than this, rows from before the slot cannot be read.
-const STATEMENT_MS_MIN: i64 = 10_000;
-
 pub(super) const RULES: &[Rule<Seen>] = &[
     rule("postgres-reachable", "the role can log in", reachable),
     rule("postgres-version", "PostgreSQL is 14 or later", version),
     rule("postgres-primary", "the server is a primary", primary),
     rule("postgres-encryption", "the connection is encrypted", encryption),
-    rule("postgres-timeouts", "no time-out ends the relay's statements", timeouts),
-    rule("postgres-read-write", "transactions may write", read_write),
     rule("postgres-connections", "there are connections for a relay", connections),
     rule("postgres-old-transactions", "no transaction is open for long", old_transactions),
     rule("postgres-clock", "the server's clock agrees with this machine's", clock),
@@ -105,47 +97,6 @@ fn encryption(seen: &Seen) -> Judged {
         format!("not encrypted, to {}", seen.host),
         vec![Remedy::setting("postgres.sslmode", "verify-full")],
     ))
-}
-
-fn timeouts(seen: &Seen) -> Judged {
-    let server = seen.server()?;
-    let role = quote(seen.config.postgres.user());
-    let database = quote(&server.database);
-    let (mut evidence, mut remedies, mut is_fatal) = (Vec::new(), Vec::new(), false);
-    for (name, least) in [
-        ("statement_timeout", STATEMENT_MS),
-        ("transaction_timeout", STATEMENT_MS),
-        ("idle_in_transaction_session_timeout", STATEMENT_MS_MIN),
-        ("idle_session_timeout", STATEMENT_MS),
-    ] {
-        // Not every version has all of them.
-        let Ok(value) = server.number(name) else { continue };
-        if (1..least).contains(&value) {
-            evidence.push(format!("{name} = {value}ms"));
-            is_fatal |= value < STATEMENT_MS_MIN;
-            remedies.push(Remedy::sql(format!(
-                "ALTER ROLE {role} IN DATABASE {database} SET {name} = 0"
-            )));
-        }
-    }
-    let evidence = evidence.join(", ");
-    Ok(match (remedies.is_empty(), is_fatal) {
-        (true, _) => Verdict::Ok("none, or a minute and more".into()),
-        (_, false) => Verdict::Warning(evidence, remedies),
-        (_, true) => Verdict::Error(evidence, remedies),
-    })
-}
-
-fn read_write(seen: &Seen) -> Judged {
-    let server = seen.server()?;
-    if server.setting("default_transaction_read_only")? == "off" {
-        return Ok(Verdict::Ok("default_transaction_read_only is off".into()));
-    }
-    let role = quote(seen.config.postgres.user());
-    let database = quote(&server.database);
-    let sql =
-        format!("ALTER ROLE {role} IN DATABASE {database} SET default_transaction_read_only = off");
-    Ok(Verdict::Error("default_transaction_read_only is on".into(), vec![Remedy::sql(sql)]))
 }
 
 fn connections(seen: &Seen) -> Judged {

@@ -16,8 +16,6 @@ fn server() -> Server {
         ("max_replication_slots", "10"),
         ("max_wal_senders", "10"),
         ("max_slot_wal_keep_size", "20480"),
-        ("wal_sender_timeout", "60000"),
-        ("default_transaction_read_only", "off"),
         ("max_connections", "100"),
         ("shared_preload_libraries", ""),
     ];

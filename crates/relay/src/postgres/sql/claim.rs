@@ -123,7 +123,7 @@ impl Rows {
 
     /// Lets go of a claim.
     pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
-        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = DEFAULT";
+        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = 0";
         self.0.batch_execute("end a claim", sql).await
     }
 }

@@ -126,8 +126,6 @@ impl Store {
             format!("CREATE INDEX CONCURRENTLY {} ON {table} {definition}", index.name())
         };
         self.batch_execute(doing, &sql).await?;
-        let reset = "RESET statement_timeout; RESET lock_timeout";
-        self.batch_execute(doing, reset).await?;
         Ok(true)
     }
 

@@ -4,6 +4,7 @@
 //! are free are marked, and the others are owed their marks: that is written down in `tailpost_owed`,
 //! and from then on nobody who looks for rows without marks sees them, neither the scanner, which would
 //! publish them again after a crash, nor the sweeper. So nothing but such a row itself waits for its lock.
+//! The same becomes of a row whose mark a trigger or a constraint refuses, with the reason.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -26,16 +27,24 @@ const WARY_FOR: Duration = Duration::from_secs(60);
 /// Owed rows that are made up for by one statement.
 const OWED_AT_ONCE: usize = 1_000;
 
+/// Seconds after which a mark that was refused is tried again.
+const REFUSED_AGAIN: u32 = 10;
+
 const MARKING: &str = "mark published rows";
 
 /// Rows without an id that are counted.
 const UNIDENTIFIED_MAX: u32 = 10_000;
 
+/// What is said of a mark after which a row is as it was.
+const UNTAKEN: &str = "a trigger leaves the row as it is";
+
 /// Rows of which somebody has to do something before the relay can.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Stuck {
     /// Rows that are [owed](self) a mark, or their removal.
     pub(crate) owed: u64,
+    /// Of these, those whose marks the database refuses, and why it refuses one of them.
+    pub(crate) refused: Option<(u64, String)>,
     /// Rows without an id: nothing can be said of them, so nothing is done about them.
     pub(crate) unidentified: u64,
 }
@@ -55,16 +64,18 @@ impl Store {
         resolved: &[Resolved],
     ) -> Result<ScanMarks, Error> {
         self.note_stored(stream, resolved).await?;
+        let mut rows = 0;
         if !self.is_wary() {
             match self.mark_waiting(stream, resolved).await {
                 Err(error) if error.is_contention() => self.beware(),
-                Err(error) if error.is_about_a_row() => {}
+                Err(error) if error.may_be_about_a_row() => {}
+                // Who has seen the others may want to know why not.
+                Ok((some, _)) if some < resolved.len() as u64 => rows = some,
                 marked => return marked.map(|(rows, _)| ScanMarks { rows, owed: 0 }),
             }
         }
-        let (rows, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
-        let count = |ids: HashSet<Uuid>| ids.len() as u64;
-        Ok(ScanMarks { rows: count(rows), owed: count(owed) })
+        let (more, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
+        Ok(ScanMarks { rows: rows + more.len() as u64, owed: owed.len() as u64 })
     }
 }
 
@@ -83,7 +94,7 @@ impl Marks {
         if !self.0.is_wary() {
             match self.0.mark_waiting(stream, resolved).await {
                 Err(error) if error.is_contention() => self.0.beware(),
-                Err(error) if error.is_about_a_row() => {}
+                Err(error) if error.may_be_about_a_row() => {}
                 marked => {
                     let (rows, deleted) = marked?;
                     if rows == resolved.len() as u64 {
@@ -115,17 +126,19 @@ impl Store {
         if ids.is_empty() {
             return Ok(0);
         }
+        let mut rows = 0;
         if !self.is_wary() {
             let sql = &self.sql.mark_on_trust;
             match self.execute("sweep unmarked rows", sql, &[&ids, &stream]).await {
                 Err(error) if error.is_contention() => self.beware(),
-                Err(error) if error.is_about_a_row() => {}
+                Err(error) if error.may_be_about_a_row() => {}
+                Ok(some) if some < ids.len() as u64 => rows = some,
                 marked => return marked,
             }
         }
         let resolved: Vec<_> = ids.iter().map(|id| Resolved::somewhere(*id)).collect();
         let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &resolved)).await?;
-        Ok(marked.len() as u64)
+        Ok(rows + marked.len() as u64)
     }
 
     /// Marks the rows that nobody has locked, waiting for none. The others, and those whose marks the
@@ -138,7 +151,7 @@ impl Store {
     ) -> Result<(HashSet<Uuid>, HashSet<Uuid>), Error> {
         let (mut marked, mut owed) = (HashSet::new(), HashSet::new());
         // A trigger or a constraint may be against a mark: then the halves are tried by themselves.
-        let mut pieces = vec![resolved];
+        let (mut pieces, mut is_tried) = (vec![resolved], false);
         while let Some(piece) = pieces.pop() {
             if piece.is_empty() {
                 continue;
@@ -150,18 +163,34 @@ impl Store {
                         into.insert(row.get(0));
                     }
                 }
-                Err(error) if error.is_about_a_row() && piece.len() > 1 => {
-                    let (one, other) = piece.split_at(piece.len() / 2);
-                    pieces.extend([other, one]);
-                }
-                Err(error) if error.is_about_a_row() => {
-                    self.with_resolved(&owe(&self.table), stream, piece).await?;
-                    owed.extend(piece.iter().map(|it| it.id));
+                Err(error) if error.may_be_about_a_row() => {
+                    if !std::mem::replace(&mut is_tried, true) {
+                        // Without rows, what is left is about the statement.
+                        self.with_resolved(sql, stream, &[]).await?;
+                    }
+                    if piece.len() > 1 {
+                        let (one, other) = piece.split_at(piece.len() / 2);
+                        pieces.extend([other, one]);
+                    } else {
+                        self.with_resolved(&owe(&self.table), stream, piece).await?;
+                        let ids: Vec<_> = piece.iter().map(|it| it.id).collect();
+                        self.note_refusal(&ids, &error).await?;
+                        owed.extend(ids);
+                    }
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok((marked, owed))
+    }
+
+    async fn note_refusal(&self, owed: &[Uuid], error: &Error) -> Result<(), Error> {
+        let owes = self.table.companion("tailpost_owed");
+        let sql = format!(
+            "UPDATE {owes} SET reason = $2, owed_at = clock_timestamp() WHERE id = ANY($1)"
+        );
+        let reason = reason(error);
+        self.perform("write down why a mark is refused", &sql, &[&owed, &reason]).await
     }
 
     async fn with_resolved(
@@ -184,14 +213,51 @@ impl Rows {
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");
         let doing = "make up for marks";
         let row = self.0.query_one(doing, &sql, &[]).await?;
-        let mut left = 0;
+        let (mut left, mut refused) = (0, None);
         if row.get(0) {
-            self.0.execute(doing, &mark_owed(table, self.0.mark_by), &[]).await?;
-            let sql = format!("SELECT count(*) FROM {owed}");
-            let row = self.0.query_one(doing, &sql, &[]).await?;
-            left = row.get::<_, i64>(0).cast_unsigned();
+            let due = format!(
+                "SELECT id FROM {owed} WHERE reason IS NULL
+                     OR owed_at < clock_timestamp() - make_interval(secs => {REFUSED_AGAIN})
+                 ORDER BY owed_at LIMIT {OWED_AT_ONCE}"
+            );
+            let due = self.0.query(doing, &due, &[]).await?;
+            let due: Vec<Uuid> = due.iter().map(|row| row.get(0)).collect();
+            self.mark_due(&mark_owed(table, self.0.mark_by), &due).await?;
+            (left, refused) = self.0.owed().await?;
         }
-        Ok(Stuck { owed: left, unidentified: self.0.unidentified().await? })
+        Ok(Stuck { owed: left, refused, unidentified: self.0.unidentified().await? })
+    }
+
+    /// Each refusal is written down for the row that it is about.
+    async fn mark_due(&self, sql: &str, due: &[Uuid]) -> Result<(), Error> {
+        let mut pieces = vec![due];
+        while let Some(piece) = pieces.pop() {
+            match self.0.execute("make up for marks", sql, &[&piece]).await {
+                Err(error) if error.may_be_about_a_row() && piece.len() > 1 => {
+                    let (one, other) = piece.split_at(piece.len() / 2);
+                    pieces.extend([other, one]);
+                }
+                Err(error) if error.may_be_about_a_row() => {
+                    self.0.note_refusal(piece, &error).await?;
+                }
+                done => drop(done?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// How many rows are owed a mark or their removal. Of how many of them the database refuses that,
+    /// and why it refuses one of them.
+    pub(crate) async fn owed(&self) -> Result<(u64, Option<(u64, String)>), Error> {
+        let sql = format!(
+            "SELECT count(*), count(reason), max(reason) FROM {}",
+            self.table.companion("tailpost_owed")
+        );
+        let row = self.query_one("count the rows without marks", &sql, &[]).await?;
+        let count = |at| row.get::<_, i64>(at).cast_unsigned();
+        Ok((count(0), row.get::<_, Option<String>>(2).map(|why| (count(1), why))))
     }
 }
 
@@ -218,6 +284,16 @@ impl Store {
         let mut met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
         *met = Some(Instant::now());
     }
+}
+
+/// Without the details, which may hold the row.
+fn reason(error: &Error) -> String {
+    if let Error::Sql { source, .. } = error
+        && let Some(refusal) = source.as_db_error()
+    {
+        return format!("{} (SQLSTATE {})", refusal.message(), refusal.code().code());
+    }
+    crate::describe(error)
 }
 
 /// Ids, places in the stream, and positions in the log, for `unnest`.
@@ -255,10 +331,13 @@ pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
                  AND {NOT_MARKED}
              RETURNING o.{id} AS id
          ), owed AS (
-             INSERT INTO {owed} (id, stream, stream_seq, commit_lsn)
-             SELECT u.id, u.stream, u.stream_seq, u.commit_lsn FROM resolved u
-             WHERE u.id IN (SELECT id FROM there) AND u.id NOT IN (SELECT id FROM free)
-             ON CONFLICT (id) DO UPDATE SET owed_at = excluded.owed_at RETURNING id
+             INSERT INTO {owed} (id, stream, stream_seq, commit_lsn, reason)
+             SELECT u.id, u.stream, u.stream_seq, u.commit_lsn,
+                 CASE WHEN u.id IN (SELECT id FROM free) THEN '{UNTAKEN}' END
+             FROM resolved u
+             WHERE u.id IN (SELECT id FROM there) AND u.id NOT IN (SELECT id FROM marked)
+             ON CONFLICT (id) DO UPDATE SET owed_at = excluded.owed_at, reason = excluded.reason
+             RETURNING id
          )
          SELECT id, false FROM marked UNION ALL SELECT id, true FROM owed"
     )
@@ -291,23 +370,28 @@ fn mark_owed(table: &Table, by: MarkBy) -> String {
     let (mark, removed) = match by {
         MarkBy::Row | MarkBy::Lean => (
             format!(
-                "UPDATE {outbox} o SET {} FROM due u WHERE o.{id} = u.id AND NOT u.parked",
+                "UPDATE {outbox} o SET {} FROM due u WHERE o.{id} = u.id AND NOT u.parked
+                 RETURNING o.{id}",
                 marks()
             ),
             "u.parked",
         ),
-        MarkBy::Delete => ("SELECT".to_owned(), "true"),
+        MarkBy::Delete => ("SELECT NULL::uuid WHERE false".to_owned(), "true"),
     };
     format!(
         "WITH due AS MATERIALIZED (
              SELECT w.* FROM {owed} w JOIN {outbox} o ON o.{id} = w.id WHERE {NOT_MARKED}
-             LIMIT {OWED_AT_ONCE} FOR UPDATE OF o, w SKIP LOCKED
-         ), marked AS (
+                 AND w.id = ANY($1)
+             FOR UPDATE OF o, w SKIP LOCKED
+         ), marked (id) AS (
              {mark}
-         ), removed AS (
-             DELETE FROM {outbox} o USING due u WHERE o.{id} = u.id AND {removed}
+         ), removed (id) AS (
+             DELETE FROM {outbox} o USING due u WHERE o.{id} = u.id AND {removed} RETURNING o.{id}
+         ), done AS (SELECT id FROM marked UNION ALL SELECT id FROM removed), untaken AS (
+             UPDATE {owed} w SET reason = '{UNTAKEN}', owed_at = clock_timestamp()
+             WHERE w.id IN (SELECT id FROM due) AND w.id NOT IN (SELECT id FROM done)
          )
-         DELETE FROM {owed} w WHERE w.id IN (SELECT id FROM due)
+         DELETE FROM {owed} w WHERE w.id IN (SELECT id FROM done)
              OR NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = w.id AND {NOT_MARKED})"
     )
 }

@@ -129,9 +129,20 @@ impl Store {
     /// scanner's until it is marked. One that somebody has inserted since is not.
     pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
         let sql = format!(
-            "(SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX})
-             UNION
-             SELECT event_id FROM (
+            "SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX}",
+            owned = self.owned_letters(),
+            dead = self.table.companion("outbox_dead_letter"),
+        );
+        let rows = self.query("read dead letters", &sql, &[]).await?;
+        let mut dead = self.newest_requeued().await?;
+        dead.extend(rows.iter().map(|row| row.get::<_, Uuid>(0)));
+        Ok(dead)
+    }
+
+    /// Those of them that were requeued.
+    pub(crate) async fn newest_requeued(&self) -> Result<HashSet<Uuid>, Error> {
+        let sql = format!(
+            "SELECT event_id FROM (
                  SELECT event_id FROM {audit} WHERE action IN ('requeue', 'release') AND {owned}
                  ORDER BY id DESC LIMIT {DEAD_AGAIN_MAX}) requeued
              WHERE NOT EXISTS (
@@ -139,7 +150,6 @@ impl Store {
                      AND o.txid IS DISTINCT FROM '{REQUEUED_TXID}'::xid8)",
             owned = self.owned_letters(),
             id = self.table.column(Column::Id),
-            dead = self.table.companion("outbox_dead_letter"),
             audit = self.table.companion("outbox_dead_letter_audit"),
             outbox = self.table.quoted(),
         );

@@ -7,6 +7,7 @@ use super::Store;
 use crate::config::Config;
 use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Watermark};
 use crate::error::Error;
+use crate::postgres::standby_slots;
 
 /// A slot, and the process that reads it for a session. Once another one does, the session is to
 /// change nothing.
@@ -54,8 +55,10 @@ impl Books {
         self.0.client().is_closed()
     }
 
-    pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
-        self.0.heartbeat().await
+    /// Also says what keeps PostgreSQL from sending what is committed, if it waits for others.
+    pub(crate) async fn heartbeat(&self, slot: &str) -> Result<Option<String>, Error> {
+        self.0.heartbeat().await?;
+        standby_slots::held_back(&self.0, slot).await
     }
 
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {

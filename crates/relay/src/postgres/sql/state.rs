@@ -65,6 +65,22 @@ pub(crate) fn oldest_running(watermark: &Watermark) -> Result<u64, Error> {
 }
 
 impl Store {
+    /// Writes down which entries of the publication are older than the slot. If that is lost, it is
+    /// found out again: no standby is waited for.
+    pub(crate) async fn note_publication(
+        &self,
+        slot: &str,
+        entries: Option<String>,
+    ) -> Result<(), Error> {
+        let sql = format!(
+            "WITH lazily AS (SELECT set_config('synchronous_commit', 'off', true))
+             UPDATE {} SET publication_seen = $2 FROM lazily
+             WHERE slot = $1 AND start_lsn IS NOT NULL",
+            self.table.companion("tailpost_state")
+        );
+        self.perform("note the publication's age", &sql, &[&slot, &entries]).await
+    }
+
     /// Says that the log does not bring every row that it should, or not in a form that can be read:
     /// the next session creates the slot anew and takes those rows from the table.
     pub(crate) async fn distrust_slot(&self, slot: &str) -> Result<(), Error> {

@@ -64,7 +64,7 @@ impl Replication {
                 let end = (self.config.stream.name.clone(), stream_end);
                 jobs::checkpoint(books, reader, place, self.slot.rules, end)
             }
-            BooksEffect::Heartbeat => jobs::heartbeat(books),
+            BooksEffect::Heartbeat => jobs::heartbeat(books, slot),
             BooksEffect::LookAtSlot => jobs::look(books, slot),
         }
     }

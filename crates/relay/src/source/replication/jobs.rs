@@ -1,5 +1,6 @@
 //! What runs beside the loop.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,9 @@ use crate::status::HistoryStatus;
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
 
+/// Dead letters on their way at a time. Together they wait for a lock for less than the session does.
+const PARKED_ON_THE_WAY: usize = 8;
+
 /// How long marks wait for a table that is locked. Then the rows are the sweeper's.
 const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
 
@@ -35,6 +39,8 @@ pub(crate) enum Done {
     /// Nothing comes of it.
     Nothing,
     Compared(HistoryStatus),
+    /// What keeps a server that is silent from sending, if it waits for others.
+    Asked(Option<String>),
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.
@@ -131,8 +137,8 @@ pub(super) fn leave_server(tail: TailReader) -> Job {
     })
 }
 
-pub(super) fn heartbeat(store: Arc<Books>) -> Job {
-    job(async move { store.heartbeat().await.map(|()| Done::Nothing) })
+pub(super) fn heartbeat(store: Arc<Books>, slot: String) -> Job {
+    job(async move { store.heartbeat(&slot).await.map(Done::Asked) })
 }
 
 pub(super) fn checkpoint(
@@ -158,33 +164,40 @@ pub(super) fn checkpoint(
     })
 }
 
-/// Parks events, the oldest first.
+/// Parks events, the oldest first. The first one alone: while somebody has the table locked, each
+/// statement on its way would wait for that.
 pub(super) fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
     job(async move {
-        // Prepared first: then the connection carries them in the order in which they are polled.
-        let done = match store.prepare_park().await {
-            Ok(_) => join_all(batch.iter().map(|(_, dead)| store.park(dead, Some(&reader)))).await,
-            Err(error) if error.is_contention() => {
-                warn!(error = describe(&error), events = batch.len(), "cannot park, trying again");
-                return Ok(Outcome::NotParked { parked: Vec::new(), left: batch }.into());
-            }
-            Err(error) => return Err(error),
-        };
-        let (mut parked, mut left, mut held_up) = (Vec::new(), Vec::new(), None);
-        for ((index, dead), row) in batch.into_iter().zip(done) {
-            match row {
-                Ok(row) => parked.push(Parked { index, row }),
-                Err(error) if error.is_contention() => {
-                    held_up = Some(describe(&error));
-                    left.push((index, dead));
+        let (mut parked, mut left, mut held_up) = (Vec::new(), VecDeque::from(batch), None);
+        while held_up.is_none() && !left.is_empty() {
+            let count = if parked.is_empty() { 1 } else { PARKED_ON_THE_WAY.min(left.len()) };
+            let some: Vec<_> = left.drain(..count).collect();
+            // Prepared first: then the connection carries them in the order in which they are polled.
+            let done = match store.prepare_park().await {
+                Ok(_) => {
+                    join_all(some.iter().map(|(_, dead)| store.park(dead, Some(&reader)))).await
                 }
-                Err(error) => return Err(error),
+                Err(error) => vec![Err(error)],
+            };
+            let mut done = done.into_iter();
+            let mut not_parked = Vec::new();
+            for (index, dead) in some {
+                match done.next() {
+                    Some(Ok(row)) => parked.push(Parked { index, row }),
+                    Some(Err(error)) if error.is_contention() => {
+                        held_up = Some(describe(&error));
+                        not_parked.push((index, dead));
+                    }
+                    Some(Err(error)) => return Err(error),
+                    None => not_parked.push((index, dead)),
+                }
             }
+            not_parked.into_iter().rev().for_each(|it| left.push_front(it));
         }
         let Some(held_up) = held_up else { return Ok(Outcome::Parked(parked).into()) };
         warn!(error = held_up, events = left.len(), "cannot park, trying again");
         // Not those that were: somebody may requeue them meanwhile.
-        Ok(Outcome::NotParked { parked, left }.into())
+        Ok(Outcome::NotParked { parked, left: left.into() }.into())
     })
 }
 

@@ -8,7 +8,7 @@ use async_nats::Client;
 use async_nats::jetstream::stream::Info;
 use pgoutput::Lsn;
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::log_stream::LogStream;
@@ -25,6 +25,9 @@ use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
 use crate::postgres::{Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
+
+/// How long a session that opens waits for the table of dead letters.
+const LETTERS_WAIT: &str = "2s";
 
 /// `unfenced` is why fenced mode cannot be had.
 fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
@@ -131,6 +134,26 @@ fn marking(config: &Config, state: &StateRow, is_indexed: bool, lost_end: bool) 
         is_indexed,
         lost_end,
     })
+}
+
+/// What the log may bring again although nothing is to become of it.
+///
+/// A table of dead letters that somebody has locked is not waited for, unless they block aggregates:
+/// those that the log brings again are refused, and parked, again.
+async fn newest_dead_letters(config: &Config, store: &Store) -> Result<HashSet<Uuid>, Error> {
+    if config.on_park == OnPark::BlockKey {
+        return store.newest_dead_letters().await;
+    }
+    store.wait_for_locks(Some(LETTERS_WAIT)).await?;
+    let dead = match store.newest_dead_letters().await {
+        Err(error) if error.is_contention() => {
+            warn!("somebody has the dead letters locked: beginning without them");
+            store.newest_requeued().await?
+        }
+        dead => dead?,
+    };
+    store.wait_for_locks(None).await?;
+    Ok(dead)
 }
 
 fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
@@ -250,7 +273,7 @@ impl Streaming {
         let lost = lost_end::mend(config, &store, &tail, resolved_before).await?;
         let is_gap_filled = state.is_gap_filled && !lost.now;
         let way = way_back(config, resolved_before, slot.system_id);
-        let dead = store.newest_dead_letters().await?;
+        let dead = newest_dead_letters(config, &store).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
         let wants_whole = !is_gap_filled || unmarked_by_hand;

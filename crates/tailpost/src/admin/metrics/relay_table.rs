@@ -137,8 +137,8 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
         "Messages in PostgreSQL's log with the outbox's prefix that were not published."):
         |it| it.ignored_total,
     gauge("outbox_owed_rows", Unit::Number,
-        "Rows that are locked, to be marked or removed when they are free."):
-        |it| Some(it.owed_rows as f64),
+        "Rows of published or parked events that are locked, or whose marks the database refuses."):
+        |it| Some((it.owed_rows + it.refused_marks) as f64),
     gauge("outbox_unidentified_rows", Unit::Number,
         "Rows without an id, which cannot be published."):
         |it| Some(it.unidentified_rows as f64),

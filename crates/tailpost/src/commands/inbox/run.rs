@@ -199,9 +199,9 @@ fn inbox(
     }
 }
 
-/// With what helps where a credential has to be renewed: the inbox waits, and has nothing else to say.
+/// With what helps where somebody has to do something: the inbox waits, and has nothing else to say.
 fn with_hint(error: relay::connect::Error) -> inbox::BoxError {
-    match error.hint().filter(|_| error.is_renewable()) {
+    match error.hint().filter(|_| error.is_refusal()) {
         Some(hint) => format!("{} ({hint})", crate::exit::chain(&error.into())).into(),
         None => error.into(),
     }

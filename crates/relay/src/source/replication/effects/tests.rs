@@ -259,6 +259,7 @@ fn keep(source: &mut Replication, done: Option<Done>) {
             Done::Outcome(_)
             | Done::Nothing
             | Done::Compared(_)
+            | Done::Asked(_)
             | Done::Stuck(_)
             | Done::Unmarked(_)
             | Done::ReplayRead(..),

@@ -1,0 +1,65 @@
+//! The database refuses the marks of some rows: the others are marked, and why is said.
+
+use lab::Port;
+use support::{DEADLINE, TestEnv, get, until};
+
+const REFUSING: &str = "
+    CREATE FUNCTION frozen() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'order o-3 is frozen'; END $$;
+    CREATE TRIGGER frozen BEFORE UPDATE ON outbox_events FOR EACH ROW
+        WHEN (OLD.aggregate_id = 'o-3') EXECUTE FUNCTION frozen()";
+
+const UNTAKEN: &str = "
+    CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+    CREATE TRIGGER kept BEFORE UPDATE ON outbox_events FOR EACH ROW
+        WHEN (OLD.aggregate_id = 'o-3') EXECUTE FUNCTION kept()";
+
+async fn others_are_marked(trigger: &str, name: &str, reason: &str) {
+    let mut env = TestEnv::new().await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.setup().await;
+    env.execute(trigger).await;
+    let relay = env.relay();
+    // A tenth of them is of the aggregate.
+    let ids = env.insert(300).await;
+    until(DEADLINE, "all others are marked", async || env.unmarked().await == 30).await;
+    let said = async || get(admin.addr(), "/api/v1/status").await.unwrap_or_default();
+    let said = async || said().await.replace(' ', "");
+    until(DEADLINE, "it is said", async || said().await.contains("\"refused_marks\":30,")).await;
+    assert!(said().await.contains("\"owed_rows\":0,"), "nobody has locked them");
+    let (status, _) = env.ends_with(0, &["status"]).await;
+    let told = format!("30 rows of published events cannot be marked: {reason}");
+    assert!(status.contains(&told) && !status.contains("wait for a lock"), "{status}");
+    assert!(relay.log().contains(reason), "{}", relay.log());
+    // Later ones are isolated as well, and one that is only locked is not forgotten among them.
+    let mut client = env.client().await;
+    let lock = client.transaction().await.expect("begin");
+    let sql = "SELECT FROM outbox_events WHERE aggregate_id = 'o-3' LIMIT 1 FOR UPDATE";
+    lock.execute(sql, &[]).await.expect("lock a row");
+    env.insert(100).await;
+    until(DEADLINE, "all others are marked", async || env.unmarked().await == 40).await;
+    lock.rollback().await.expect("let go");
+
+    env.execute(&format!("DROP TRIGGER {name} ON outbox_events")).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_count().await, 400);
+    assert_eq!(env.stored_ids().await[..300], ids);
+    until(DEADLINE, "nothing is owed", async || {
+        env.query::<i64>("SELECT count(*) FROM tailpost_owed").await == 0
+    })
+    .await;
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}
+
+// proves: G-MARK-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_that_refuses_marks_of_some_rows_costs_the_others_nothing() {
+    others_are_marked(REFUSING, "frozen", "order o-3 is frozen (SQLSTATE P0001)").await;
+}
+
+// proves: G-MARK-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_that_leaves_rows_without_marks_is_named_and_nothing_is_swept_for_ever() {
+    others_are_marked(UNTAKEN, "kept", "a trigger leaves the row as it is").await;
+}
