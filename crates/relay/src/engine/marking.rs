@@ -34,6 +34,10 @@ const WATERMARK_EVERY: Duration = Duration::from_secs(1);
 /// How often it moves while nothing is published: rows may have come by another way.
 const WATERMARK_IDLE_EVERY: Duration = Duration::from_secs(60);
 
+/// The pause is at least so many times as long as a look for unmarked rows takes: while somebody keeps
+/// vacuum from removing what marks left, each look reads all rows that were marked since.
+const PAUSE_FACTOR: u32 = 20;
+
 /// How often the sweeper looks at the whole table, where an index leads to what is expected.
 const WHOLE_EVERY: Duration = Duration::from_hours(1);
 
@@ -108,6 +112,9 @@ pub(crate) struct Marking {
     whole_due: Duration,
     /// The last watermark that was taken.
     taken: Option<Taken>,
+    /// When the present look for unmarked rows began, and how long the last one took.
+    looking_since: Option<Duration>,
+    look_took: Duration,
     /// What was queued when the last watermark was begun, and when the last one that is stored was.
     observing: u64,
     covered: Option<u64>,
@@ -136,6 +143,8 @@ impl Marking {
             swept: start.swept,
             whole_due: whole_due.unwrap_or_default(),
             taken: None,
+            looking_since: None,
+            look_took: Duration::ZERO,
             observing: 0,
             covered: None,
             awaited: None,
@@ -233,6 +242,7 @@ impl Marking {
             }
             Step::Flushing { watermark, marks } if self.writers.marks.has_ended(marks) => {
                 let pass = self.pass(now, watermark, stream_end);
+                self.looking_since = (!pass.takes_long).then_some(now);
                 effects.push_back(Effect::Marking(MarkingEffect::StoreWatermark(pass.clone())));
                 Step::Sweeping(pass)
             }
@@ -253,7 +263,8 @@ impl Marking {
         let news =
             self.missed != Missed::Nothing || before.is_none_or(|it| it.resolved != resolved);
         let is_due = before.is_none_or(|it| {
-            let pause = if news || it.news { WATERMARK_EVERY } else { WATERMARK_IDLE_EVERY };
+            let dear = (self.look_took * PAUSE_FACTOR).clamp(WATERMARK_EVERY, WATERMARK_IDLE_EVERY);
+            let pause = if news || it.news { dear } else { WATERMARK_IDLE_EVERY };
             now.saturating_sub(it.at) >= pause
         });
         if matches!(self.step, Step::Resting) && (self.is_awaited() || is_due) {
@@ -338,6 +349,9 @@ impl Marking {
 
     /// Judges what was found. `None` if it could not be found out.
     pub(crate) fn found(&mut self, now: Duration, found: Option<Found>, effects: &mut Effects) {
+        if let Some(since) = self.looking_since.take() {
+            self.look_took = now.saturating_sub(since);
+        }
         let (Some(found), Step::Sweeping(pass)) = (found, &self.step) else {
             return self.give_up();
         };
@@ -471,5 +485,13 @@ mod tests {
         );
         assert_eq!([takes(61, 7), takes(62, 7)], [true, false], "nothing came: once a minute");
         assert_eq!([takes(63, 8), takes(64, 8), takes(65, 8)], [true, true, false]);
+        marking.look_took = Duration::from_millis(150);
+        let mut takes = |second, resolved| {
+            let mut effects = Effects::new();
+            (marking.step, marking.missed) = (Step::Resting, Missed::Nothing);
+            marking.observe_if_due(Duration::from_secs(second), resolved, &mut effects);
+            !effects.is_empty()
+        };
+        assert_eq!([takes(65, 9), takes(66, 10), takes(67, 11)], [false, false, true], "it costs");
     }
 }
