@@ -13,6 +13,7 @@ mod neglected;
 mod odd_rows;
 mod panels;
 mod rules;
+mod went_back;
 
 use std::path::Path;
 

@@ -11,7 +11,7 @@ use crate::pages::shown::steps_below;
 
 const PAGE: &str = include_str!("../../docs/durability.md");
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
     assert!(done.success(), "copy the store");
 }
@@ -42,6 +42,17 @@ impl StoreCopy {
         std::fs::remove_dir_all(consumers(&self.0)).expect("remove the copied consumers");
         copy(&consumers(&store), &consumers(&self.0));
         self.restore(env).await;
+    }
+
+    /// The consumers are the copy's, and the stream is not.
+    pub(crate) async fn put_consumers_back(self, env: &mut TestEnv) {
+        env.nats.stop().await.expect("stop the broker");
+        let (store, _) = Self::paths(env);
+        let consumers = |store: &Path| store.join("jetstream/$G/streams/OUTBOX/obs");
+        std::fs::remove_dir_all(consumers(&store)).expect("remove the consumers");
+        copy(&consumers(&self.0), &consumers(&store));
+        std::fs::remove_dir_all(&self.0).expect("remove the copy");
+        env.nats.start_again().await.expect("start the broker");
     }
 
     async fn restore(self, env: &mut TestEnv) {

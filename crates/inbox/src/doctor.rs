@@ -91,7 +91,9 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
                        SELECT privilege FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
                            AS privilege
                        WHERE NOT has_table_privilege(c.oid, privilege)) END,
-                   current_user::text
+                   current_user::text,
+                   name = 'inbox_roles' AND NOT EXISTS (SELECT FROM pg_attribute
+                       WHERE attrelid = c.oid AND attname = 'handled_to')
                FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
                LEFT JOIN pg_namespace ON nspname = $1
                LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
@@ -108,6 +110,8 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
         let lacks: Vec<String> = row.get(3);
         if is_missing {
             facts.missing.push(row.get(0));
+        } else if row.get(5) {
+            facts.missing.push("inbox_roles.handled_to".into());
         } else if !lacks.is_empty() {
             facts.lacks.push((quoted, lacks));
         }

@@ -11,6 +11,7 @@ mod consumer_effect;
 mod consumer_engine;
 #[cfg(test)]
 mod consumer_simulation;
+mod halving;
 mod lanes;
 mod redrive_schedule;
 mod report;
@@ -28,8 +29,9 @@ pub(crate) use breaker::{Trouble, TroubleKind};
 pub(crate) use capacity::{Full, LEFT_MAX};
 pub(crate) use consumer_effect::{Effect, Notice, Pause};
 pub(crate) use consumer_engine::{ConsumerEngine, ConsumerStart, Surroundings};
+pub(crate) use halving::Halving;
 pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
 pub(crate) use report::Report;
 pub(crate) use retry::{Begin, Decision, begin, decide};
-pub(crate) use role_lease::{Former, Found, Role, RoleLease, Step};
+pub(crate) use role_lease::{Former, Found, Role, RoleLease, Step, Term};

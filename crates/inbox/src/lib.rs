@@ -56,6 +56,7 @@ mod record;
 mod rewind;
 mod status;
 mod tally;
+mod unhandled;
 pub mod waiting;
 mod worker;
 

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Stream;
 use async_nats::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -10,6 +11,8 @@ use outbox::wire::{Position, TraceId};
 use outbox::{Event, wire};
 use uuid::Uuid;
 
+use crate::config::Config;
+use crate::nats::durable_consumer;
 use crate::record::{Key, truncated};
 
 /// An event is not taken for one if its time is later than this after its message was stored.
@@ -26,6 +29,12 @@ pub(crate) struct Origin {
     pub(crate) stream: String,
     /// When the stream was created; `None` in what was kept by versions that did not write it down.
     pub(crate) created: Option<Timestamp>,
+}
+
+impl Origin {
+    pub(crate) fn of(config: &Config, stream: &Stream) -> Self {
+        Self { stream: config.stream.clone(), created: durable_consumer::created(stream) }
+    }
 }
 
 /// Which message: identifies it among all that ever were in streams of one name. Later ones are

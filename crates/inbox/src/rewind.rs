@@ -25,6 +25,7 @@ use crate::nats::durable_consumer::{self, RewindMethod, filters_of};
 use crate::nats::stream_range::{self, StoredAt};
 use crate::postgres::sql::rewind_records;
 use crate::postgres::store::MAKE_DURABLE;
+use crate::unhandled::Unhandled;
 
 /// Sequences looked up by one statement.
 const LOOKED_UP_AT_ONCE: u64 = 500;
@@ -210,6 +211,29 @@ impl Rewinder {
         };
         self.count(&mut plan, &filters_of(&found.config), looked_at).await?;
         Ok(plan)
+    }
+
+    /// The first message that the consumer has acknowledged and that its records know no end of: the
+    /// database was put back to an earlier state, and no worker has looked since. Nothing if no worker
+    /// ever ran it here.
+    ///
+    /// # Errors
+    ///
+    /// If a server refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind.
+    pub async fn unhandled(&self) -> Result<Option<u64>, Error> {
+        let config = &self.config;
+        let stream = durable_consumer::stream(&self.nats, config).await?;
+        let Some(found) = durable_consumer::find(&stream, config).await? else { return Ok(None) };
+        let (on, origin) = (&self.connection.client, Origin::of(config, &stream));
+        let known = Unhandled { on, nats: &self.nats, config, origin: &origin, found: &found };
+        match known.handled_to(None).await? {
+            Some(handled_to) => known.first(handled_to).await,
+            None => Ok(None),
+        }
     }
 
     /// The message to go back to, and whether earlier ones were asked for that the stream has lost.

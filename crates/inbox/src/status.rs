@@ -31,6 +31,9 @@ pub struct Status {
     pub dead_letters: DeadLetterCounts,
     /// Markers of the broker's, which are no events, that were passed over since the start.
     pub markers: u64,
+    /// When the consumer last went back by itself since the start, if it did: its stream or its
+    /// database had been put back to an earlier state.
+    pub went_back_at: Option<Timestamp>,
 }
 
 /// What claims found. New events that share a transaction are not claimed.

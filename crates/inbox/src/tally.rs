@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use jiff::Timestamp;
+
 use crate::record::{Cause, ClaimReply};
 use crate::status::{Claims, DeadLetterCounts, LeaseCounts};
 
@@ -13,6 +15,8 @@ pub(crate) struct Tally {
     renewed: AtomicU64,
     lost: AtomicU64,
     markers: AtomicU64,
+    /// In seconds since 1970; 0 if it never did.
+    went_back_at: AtomicU64,
 }
 
 fn read(number: &AtomicU64) -> u64 {
@@ -56,6 +60,17 @@ impl Tally {
 
     pub(crate) fn markers(&self) -> u64 {
         read(&self.markers)
+    }
+
+    /// The consumer goes back by itself.
+    pub(crate) fn went_back(&self) {
+        let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
+        self.went_back_at.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn went_back_at(&self) -> Option<Timestamp> {
+        let seconds = i64::try_from(read(&self.went_back_at)).ok().filter(|it| *it > 0)?;
+        Timestamp::from_second(seconds).ok()
     }
 
     pub(crate) fn claims(&self) -> Claims {

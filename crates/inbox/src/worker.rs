@@ -3,6 +3,7 @@
 // What is added to an enum of ours is to be thought of here.
 #![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
 
+mod acked_floor;
 mod controlling;
 mod lease;
 pub(crate) mod leased;
@@ -26,7 +27,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::connection::{Connect, ConnectNats};
-use crate::engine::{ConsumerEngine, ConsumerStart, Role};
+use crate::engine::{ConsumerEngine, ConsumerStart, Role, Term};
 use crate::feed;
 use crate::nats::acks::Acks;
 use crate::nats::advisories::Advisories;
@@ -34,8 +35,10 @@ use crate::nats::source::{FindResolved, Source};
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
 use crate::postgres::role_statements::RoleStatements;
-use crate::postgres::scope::{RoleToken, Scope};
+use crate::postgres::scope::Scope;
+use crate::rewind::RewindState;
 use crate::tally::Tally;
+use crate::worker::acked_floor::Floor;
 use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
 use crate::worker::redrive::Redrive;
@@ -63,7 +66,6 @@ pub(crate) async fn run<W: Work>(
     make: impl FnOnce(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
     let Settings { config, connect, nats, reconnect_nats } = settings;
-    let role = RoleToken::default();
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
     let scope = Scope {
         schema: config.quoted_schema(),
@@ -71,11 +73,10 @@ pub(crate) async fn run<W: Work>(
         stream: config.stream.clone(),
         owner,
         lease: config.lease,
-        role: role.clone(),
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
-    let statements = RoleStatements(scope.clone());
+    let statements = RoleStatements::new(scope.clone());
     let tally = Arc::new(Tally::default());
     let context = Arc::new(Context {
         config: Arc::clone(&config),
@@ -83,7 +84,8 @@ pub(crate) async fn run<W: Work>(
         leases: Arc::new(Leases::new(config.lease, Arc::clone(&tally))),
         tally,
         partitions: watch::Sender::default(),
-        role,
+        term: Term::default(),
+        handled: watch::Sender::default(),
         may_forget: watch::Sender::new(false),
     });
     let holder = RoleHolder {
@@ -182,7 +184,7 @@ impl<W: Work> Worker<W> {
 
     /// Waits until this worker may handle events, and says in which term of the role; nothing if it is
     /// to stop.
-    async fn becomes_active(&mut self) -> Option<u64> {
+    async fn becomes_active(&mut self) -> Option<Term> {
         let mut trouble = self.context.pool.trouble();
         loop {
             if self.shutdown.is_cancelled() {
@@ -227,30 +229,48 @@ impl<W: Work> Worker<W> {
 
     /// Does what was requested between sessions. False if there may be more of it, and no time, or
     /// another term.
-    async fn rewinds(&mut self, term: u64) -> Result<bool, Error> {
+    async fn rewinds(&mut self, term: Term) -> Result<bool, Error> {
+        // It may not be so when the consumer has gone back.
+        self.context.handled.send_replace(None);
         let mut follows = true;
         loop {
             let mut pending = self.rewinding.pending().await?;
-            if pending.is_none() && mem::take(&mut follows) {
-                pending = self.rewinding.follow_stream(&self.nats, self.went_back).await?;
-                self.went_back = false;
+            if pending.is_none() {
+                let ends = ends(self.role.clone(), term, self.shutdown.clone());
+                tokio::select! {
+                    followed = self.follows(term, mem::take(&mut follows)) => pending = followed?,
+                    () = ends => return Ok(false),
+                }
             }
             let Some(rewind) = pending else { return Ok(true) };
             let from = rewind.from_sequence;
             self.say(State::Paused, Some(format!("is being rewound to sequence {from}")));
-            self.rewinding.carry_out(&rewind, &self.nats, &self.shutdown).await?;
+            self.rewinding.carry_out(&rewind, (&self.nats, term), &self.shutdown).await?;
             if self.shutdown.is_cancelled() || !self.is_active_in(term) {
                 return Ok(false);
             }
         }
     }
 
-    fn is_active_in(&self, asked: u64) -> bool {
+    /// Where the consumer has to go back to by itself, if it has to.
+    async fn follows(&mut self, term: Term, stream: bool) -> Result<Option<RewindState>, Error> {
+        if stream {
+            let pending = self.rewinding.follow_stream(&self.nats, self.went_back).await?;
+            self.went_back = false;
+            if pending.is_some() {
+                return Ok(pending);
+            }
+        }
+        self.rewinding.follow_database(&self.nats, term).await
+    }
+
+    fn is_active_in(&self, asked: Term) -> bool {
         matches!(*self.role.borrow(), Role::Active { term, .. } if term == asked)
     }
 
-    async fn session(&mut self, term: u64, counts: Summary) -> Result<Summary, Error> {
-        let Context { config, pool, .. } = &*self.context;
+    async fn session(&mut self, term: Term, counts: Summary) -> Result<Summary, Error> {
+        let context = Arc::new(Context { term, ..(*self.context).clone() });
+        let Context { config, pool, .. } = &*context;
         // Before anything is begun.
         let control = self.controlling.look().await?;
         let closings = control.breaker_closings;
@@ -281,7 +301,7 @@ impl<W: Work> Worker<W> {
             nats: self.nats.clone(),
             acks,
             work: Arc::clone(&self.work),
-            context: Arc::clone(&self.context),
+            context: Arc::clone(&context),
             status: self.status.clone(),
             role: self.role.clone(),
             trouble: pool.trouble(),
@@ -293,16 +313,22 @@ impl<W: Work> Worker<W> {
             engine: ConsumerEngine::new(start, Instant::now()),
         };
         let stop = self.shutdown.child_token();
-        let (summary, (), (), (), went_back, (), ()) = tokio::join!(
+        let floor = Floor { context: &context, stream: source.stream() };
+        let keeps_floor = self.rewinding.is_level;
+        let (summary, (), (), (), (), went_back, (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             until(feed.closed(), stop_when_gone(&self.nats, &stop)),
             until(feed.closed(), self.rewinding.watch(&stop)),
             until(feed.closed(), self.controlling.watch(wanted)),
+            until(feed.closed(), floor.follow(self.status.subscribe(), keeps_floor)),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),
         );
+        if keeps_floor && self.is_active_in(term) {
+            floor.note().await;
+        }
         self.went_back = went_back;
         Ok(summary)
     }
@@ -322,7 +348,21 @@ impl<W: Work> Worker<W> {
             status.paused = paused;
             // Between sessions it is not the operator who keeps it from working.
             status.paused_by = None;
+            status.went_back_at = self.context.tally.went_back_at();
         });
+    }
+}
+
+/// Returns when the worker is to stop, or may have lost the role that it had in `asked`.
+async fn ends(mut role: watch::Receiver<Role>, asked: Term, shutdown: CancellationToken) {
+    let is_lost = |it: &Role| match it {
+        Role::Unknown => false,
+        Role::Standby => true,
+        Role::Active { term, .. } => *term != asked,
+    };
+    tokio::select! {
+        _ = role.wait_for(is_lost) => {}
+        () = shutdown.cancelled() => {}
     }
 }
 

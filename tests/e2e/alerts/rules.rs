@@ -8,6 +8,7 @@ use support::promtool;
 
 use super::{
     broker_away, consumers, file, gone_servers, lost_messages, names, neglected, odd_rows, panels,
+    went_back,
 };
 
 /// Each rule is silent, fires and ends where it should, by its own times.
@@ -35,6 +36,7 @@ fn each_alert_has_a_unit_test_a_section_and_a_scene() {
         lost_messages::FIRES,
         neglected::FIRES,
         consumers::FIRES,
+        went_back::FIRES,
     ];
     let scenes: BTreeSet<&str> = scenes.concat().into_iter().collect();
     let names = names();
@@ -65,6 +67,7 @@ fn each_declared_metric_is_written_in_a_scene() {
         lost_messages::WRITES,
         neglected::WRITES,
         consumers::WRITES,
+        went_back::WRITES,
         panels::WRITES,
         crate::traces::WRITES,
     ];

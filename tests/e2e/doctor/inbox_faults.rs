@@ -16,6 +16,12 @@ const FAULTS: &[Fault] = &[
         &["tailpost inbox setup"],
     ),
     Fault::new(
+        "inbox-tables",
+        "error",
+        &[Sql(&["ALTER TABLE inbox_roles DROP COLUMN handled_to"])],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
         "inbox-privileges",
         "error",
         &[Sql(&["REVOKE INSERT ON inbox_messages FROM courier"])],

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::DeadLetters;
 use crate::Error;
 use crate::postgres::sql::as_json;
-use crate::postgres::sql::rewind_records::FOLLOWS_STREAM;
+use crate::postgres::sql::rewind_records::FOLLOWS;
 use crate::postgres::tables::{self, Upkept};
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
@@ -58,7 +58,7 @@ impl DeadLetters {
                  nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason,
                  next_probe_at,
                  (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
-                  WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS_STREAM})'
+                  WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS})'
                   ORDER BY id DESC LIMIT 1) AS went_back
              FROM {schema}.inbox_roles AS it ORDER BY consumer",
             schema = self.schema

@@ -22,7 +22,7 @@
 mod consumer_holds;
 mod leaving;
 #[cfg(test)]
-mod terms;
+mod tests;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ use super::capacity::Capacity;
 use super::consumer_effect::{Effect, Notice, Pause};
 use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
 use super::report::{Outcome, Report};
-use super::role_lease::Role;
+use super::role_lease::{Role, Term};
 use crate::message::MessageId;
 use crate::{BreakerState, Handler, State, Status, Summary};
 
@@ -58,7 +58,7 @@ const SHARE_MIN: usize = 8;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConsumerStart {
     /// The term of the role that it begins under.
-    pub(crate) term: u64,
+    pub(crate) term: Term,
     /// Whether the events of a job share a transaction, and so a place among the lanes.
     pub(crate) shares: bool,
     /// Jobs at a time, or events where they do not share.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Subject;
+use uuid::Uuid;
 
 use crate::message::{Message, MessageId};
 
@@ -91,6 +92,9 @@ pub(crate) struct Lanes {
     /// Taken, and nothing else is until it has its end.
     alone_at_work: Option<MessageId>,
     busy: usize,
+    /// The ids of those that are at work: of two messages of one id in different aggregates one waits,
+    /// since both have one record.
+    at_work: HashSet<Uuid>,
     bytes: usize,
     /// Events that are left in the stream.
     left: usize,
@@ -164,7 +168,7 @@ impl Lanes {
     }
 
     /// Takes up to `max` events that are handled in the same way: the oldest that can be started,
-    /// and what fits to it. No two have the same id. If they are fast, several of one aggregate may
+    /// and what fits to it. No two have the same id, nor that of one at work. If they are fast, several of one aggregate may
     /// be among them, in order; otherwise they are of different aggregates. An aggregate whose first
     /// event is not `allowed` is passed over.
     pub(crate) fn take(&mut self, max: usize, allowed: impl Fn(MessageId) -> bool) -> Vec<Item> {
@@ -176,11 +180,10 @@ impl Lanes {
             // Everything else waits until it has had its turn.
             if self.busy == 0 {
                 self.alone_at_work = Some(id);
-                self.take_from(self.ready[&id], 1, &mut HashSet::new(), &mut taken);
+                self.take_from(self.ready[&id], 1, &mut taken);
             }
             return taken;
         }
-        let mut ids = HashSet::new();
         let ready = self.ready.iter().filter(|(id, _)| allowed(**id));
         let heads: Vec<u64> = ready.map(|(_, key)| *key).take(max).collect();
         let path = heads.first().map(|key| self.lanes[key].queue[0].path);
@@ -191,7 +194,7 @@ impl Lanes {
             }
             if Some(self.lanes[&key].queue[0].path) == path {
                 let count = if path == Some(Path::Fast) { room } else { 1 };
-                self.take_from(key, count, &mut ids, &mut taken);
+                self.take_from(key, count, &mut taken);
             }
         }
         taken
@@ -217,13 +220,7 @@ impl Lanes {
         self.list(key, now);
     }
 
-    fn take_from(
-        &mut self,
-        key: u64,
-        max: usize,
-        ids: &mut HashSet<uuid::Uuid>,
-        taken: &mut Vec<Item>,
-    ) {
+    fn take_from(&mut self, key: u64, max: usize, taken: &mut Vec<Item>) {
         self.unlist(key);
         let lane = self.lanes.get_mut(&key).expect("listed");
         let path = lane.queue[0].path;
@@ -232,7 +229,7 @@ impl Lanes {
             && let Some(item) = lane.queue.front()
             && item.path == path
             && item.not_before.is_none()
-            && ids.insert(item.message.key.id)
+            && self.at_work.insert(item.message.key.id)
         {
             let item = lane.queue.pop_front().expect("looked at");
             lane.taken.push((item.id(), Some(item.clone())));
@@ -241,7 +238,7 @@ impl Lanes {
             taken.push(item);
         }
         if lane.busy == 0 {
-            // The same id is in the batch from another lane: next time.
+            // The same id is at work from another lane: next time.
             self.ready.insert(lane.queue[0].id(), key);
         }
     }
@@ -254,6 +251,7 @@ impl Lanes {
         let slot = lane.taken.iter_mut().find(|(taken, _)| *taken == id).expect("it was taken");
         let item = slot.1.as_mut().expect("resolved once");
         self.alone_at_work = self.alone_at_work.filter(|alone| *alone != id);
+        self.at_work.remove(&id.key.id);
         let mut reply = None;
         match ending {
             Ending::Resolved => {

@@ -34,9 +34,19 @@ pub(crate) enum Role {
     Unknown,
     /// Nothing: another worker has the consumer.
     Standby,
-    /// Everything, until then by our clock. It is renewed. Each taking of the role has a term of its
-    /// own: between two of them it may have been another worker's, also if nobody saw it go.
-    Active { term: u64, until: Instant },
+    /// Everything, until then by our clock. It is renewed.
+    Active { term: Term, until: Instant },
+}
+
+/// Each taking of the role has a term of its own: between two of them it may have been another
+/// worker's, also if nobody saw it go. So has each server: one that was started since may lack what
+/// was committed on the one before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Term {
+    /// The role's, without which no event is begun.
+    pub(crate) token: Uuid,
+    /// When the server was started, in microseconds since 1970.
+    pub(crate) server: i64,
 }
 
 /// Who had the role, and under which token.
@@ -44,6 +54,14 @@ pub(crate) enum Role {
 pub(crate) struct Former {
     pub(crate) token: Uuid,
     pub(crate) owner: String,
+    /// Workers before it that it may not have ended.
+    pub(crate) unended: Vec<String>,
+}
+
+impl Former {
+    fn workers(self) -> impl Iterator<Item = String> {
+        self.unended.into_iter().chain([self.owner])
+    }
 }
 
 /// What a look at the role found.
@@ -90,8 +108,8 @@ pub(crate) struct RoleLease {
     lease: Duration,
     state: State,
     role: Role,
-    /// How often it was taken.
-    term: u64,
+    /// As of the last taking, and the last renewal.
+    term: Term,
     /// When to connect, while there is no connection.
     connect_at: Option<Instant>,
     claims_at: Instant,
@@ -108,7 +126,7 @@ impl RoleLease {
             lease,
             state: State::Elsewhere { look_at: now },
             role: Role::Unknown,
-            term: 0,
+            term: Term::default(),
             connect_at: Some(now),
             claims_at: now,
             unended: BTreeSet::new(),
@@ -188,7 +206,7 @@ impl RoleLease {
         match &mut self.state {
             State::Ours { until, .. } => *until = None,
             State::Free { former } => {
-                self.unended.extend(former.take().map(|it| it.owner));
+                self.unended.extend(former.take().into_iter().flat_map(Former::workers));
                 self.state = State::Elsewhere { look_at: now };
             }
             State::Elsewhere { .. } | State::Taken { .. } => {}
@@ -202,14 +220,12 @@ impl RoleLease {
         }
     }
 
-    /// Whether it is ours now; otherwise somebody was faster.
-    pub(crate) fn taken(&mut self, ours: bool, now: Instant) {
+    /// Under which token it is ours now; otherwise somebody was faster.
+    pub(crate) fn taken(&mut self, token: Option<Uuid>, now: Instant) {
         let State::Free { former } = &mut self.state else { return };
-        if !ours {
-            return self.stand_by(now + LOOK);
-        }
-        self.term += 1;
-        self.unended.extend(former.take().map(|it| it.owner));
+        let Some(token) = token else { return self.stand_by(now + LOOK) };
+        self.term.token = token;
+        self.unended.extend(former.take().into_iter().flat_map(Former::workers));
         self.end_or_begin(now);
     }
 
@@ -227,12 +243,11 @@ impl RoleLease {
         };
     }
 
-    /// Whether it was still ours when it was renewed, after `since` by our clock.
-    pub(crate) fn renewed(&mut self, ours: bool, since: Instant, now: Instant) {
-        if !ours {
-            // What is held may be out of date, even if nobody has it for more than a moment.
-            return self.stand_by(now);
-        }
+    /// On which server it was renewed, after `since` by our clock, if it was still ours.
+    pub(crate) fn renewed(&mut self, server: Option<i64>, since: Instant, now: Instant) {
+        // What is held may be out of date, even if nobody has it for more than a moment.
+        let Some(server) = server else { return self.stand_by(now) };
+        self.term.server = server;
         self.state = State::Ours { renew_at: now + self.pause(), until: Some(since + self.lease) };
         self.claims_at = now;
         self.role = Role::Unknown;
@@ -271,7 +286,15 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn former() -> Former {
-        Former { token: Uuid::from_u128(1), owner: "other".into() }
+        Former { token: Uuid::from_u128(1), owner: "other".into(), unended: Vec::new() }
+    }
+
+    fn token(number: u128) -> Option<Uuid> {
+        Some(Uuid::from_u128(number))
+    }
+
+    fn term(token: u128, server: i64) -> Term {
+        Term { token: Uuid::from_u128(token), server }
     }
 
     fn active(now: Instant) -> RoleLease {
@@ -280,11 +303,11 @@ mod tests {
         lease.connected(now);
         lease.looked(Found::Free(None), now);
         assert_eq!(lease.next(now), Step::Take(None));
-        lease.taken(true, now);
+        lease.taken(token(2), now);
         assert_eq!(lease.next(now), Step::Renew);
         assert_eq!(lease.role(), Role::Unknown, "not before the first renewal");
-        lease.renewed(true, now, now);
-        assert_eq!(lease.role(), Role::Active { term: 1, until: now + LEASE });
+        lease.renewed(Some(1), now, now);
+        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: now + LEASE });
         assert_eq!(lease.next(now), Step::RenewClaims);
         lease.claims_renewed(now);
         lease
@@ -304,14 +327,14 @@ mod tests {
         now += LOOK;
         lease.looked(Found::Free(Some(former())), now);
         assert_eq!(lease.next(now), Step::Take(Some(former())));
-        lease.taken(true, now);
+        lease.taken(token(2), now);
         assert_eq!(lease.next(now), Step::Evict("other".into()));
         lease.evicted(now);
         assert_eq!(lease.next(now), Step::Renew);
-        lease.renewed(true, now, now);
+        lease.renewed(Some(1), now, now);
         assert_eq!(lease.role(), Role::Unknown, "the tables have not been looked at");
         lease.prepared();
-        assert_eq!(lease.role(), Role::Active { term: 1, until: now + LEASE });
+        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: now + LEASE });
     }
 
     #[test]
@@ -320,7 +343,7 @@ mod tests {
         let mut lease = RoleLease::new(LEASE, now);
         lease.connected(now);
         lease.looked(Found::Free(Some(former())), now);
-        lease.taken(false, now);
+        lease.taken(None, now);
         assert_eq!(lease.role(), Role::Standby);
     }
 
@@ -331,8 +354,8 @@ mod tests {
         assert_eq!(lease.next(now), Step::Wait { until: now + SECOND });
         let (since, late) = (now + SECOND, now + 4 * SECOND);
         assert_eq!(lease.next(since), Step::Renew);
-        lease.renewed(true, since, late);
-        assert_eq!(lease.role(), Role::Active { term: 1, until: since + LEASE });
+        lease.renewed(Some(1), since, late);
+        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: since + LEASE });
         lease.claims_renewed(late);
         assert_eq!(lease.next(late), Step::Wait { until: late + SECOND });
     }
@@ -341,7 +364,7 @@ mod tests {
     fn a_role_that_was_not_renewed_is_another_workers() {
         let now = Instant::now();
         let mut lease = active(now);
-        lease.renewed(false, now, now);
+        lease.renewed(None, now, now);
         assert_eq!((lease.role(), lease.next(now)), (Role::Standby, Step::Look));
     }
 
@@ -349,12 +372,35 @@ mod tests {
     fn a_role_that_is_taken_again_within_a_moment_has_another_term() {
         let now = Instant::now();
         let mut lease = active(now);
-        lease.renewed(false, now, now);
+        lease.renewed(None, now, now);
         lease.looked(Found::Free(Some(former())), now);
-        lease.taken(true, now);
+        lease.taken(token(3), now);
         lease.evicted(now);
-        lease.renewed(true, now, now);
-        assert_eq!(lease.role(), Role::Active { term: 2, until: now + LEASE });
+        lease.renewed(Some(1), now, now);
+        assert_eq!(lease.role(), Role::Active { term: term(3, 1), until: now + LEASE });
+    }
+
+    #[test]
+    fn a_role_that_another_server_renews_has_another_term() {
+        let now = Instant::now();
+        let mut lease = active(now);
+        lease.failed(now);
+        lease.connected(now);
+        lease.renewed(Some(2), now, now);
+        assert_eq!(lease.role(), Role::Active { term: term(2, 2), until: now + LEASE });
+    }
+
+    #[test]
+    fn whom_the_former_worker_had_not_ended_is_ended() {
+        let now = Instant::now();
+        let mut lease = RoleLease::new(LEASE, now);
+        lease.connected(now);
+        let former = Former { unended: vec!["hangs".into()], ..former() };
+        lease.looked(Found::Free(Some(former)), now);
+        lease.taken(token(2), now);
+        assert_eq!(lease.next(now), Step::Evict("hangs".into()));
+        lease.evicted(now);
+        assert_eq!(lease.next(now), Step::Evict("other".into()));
     }
 
     #[test]
@@ -377,7 +423,7 @@ mod tests {
         let mut lease = RoleLease::new(LEASE, now);
         lease.connected(now);
         lease.looked(Found::Free(Some(former())), now);
-        lease.taken(true, now);
+        lease.taken(token(2), now);
         lease.failed(now);
         lease.connected(now);
         assert_eq!(lease.next(now), Step::Evict("other".into()));
@@ -392,9 +438,9 @@ mod tests {
         lease.failed(now);
         lease.connected(now);
         assert_eq!(lease.next(now), Step::Look);
-        let own = Former { token: Uuid::from_u128(2), owner: "this".into() };
+        let own = Former { token: Uuid::from_u128(2), owner: "this".into(), unended: Vec::new() };
         lease.looked(Found::Free(Some(own)), now);
-        lease.taken(true, now);
+        lease.taken(token(2), now);
         assert_eq!(lease.next(now), Step::Evict("other".into()));
         lease.evicted(now);
         assert_eq!(lease.next(now), Step::Evict("this".into()));
@@ -408,13 +454,14 @@ mod tests {
         let mut lease = RoleLease::new(LEASE, now);
         for (number, owner) in [(1, "other"), (2, "this"), (3, "this")] {
             lease.connected(now);
-            let former = Former { token: Uuid::from_u128(number), owner: owner.into() };
+            let former =
+                Former { token: Uuid::from_u128(number), owner: owner.into(), unended: Vec::new() };
             lease.looked(Found::Free(Some(former)), now);
             lease.failed(now);
         }
         lease.connected(now);
         lease.looked(Found::Free(Some(former())), now);
-        lease.taken(true, now);
+        lease.taken(token(2), now);
         assert_eq!(lease.next(now), Step::Evict("other".into()));
         lease.evicted(now);
         assert_eq!(lease.next(now), Step::Evict("this".into()));

@@ -1,4 +1,4 @@
-//! Two workers and one role: statements that are late, lost, or answered to nobody, connections that
+//! Four workers and one role: statements that are late, lost, or answered to nobody, connections that
 //! break, processes that are stopped and go on. 200 seeds; `SEEDS=n` plays more; `REPLAY_SEED=n`
 //! repeats one.
 
@@ -8,11 +8,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use super::role_lease::{Former, Found, Role, RoleLease, Step};
+use super::role_lease::{Former, Found, Role, RoleLease, Step, Term};
 use super::seeds::seeds;
 
 const SEEDS: u64 = 200;
-const WORKERS: usize = 2;
+const WORKERS: usize = 4;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);
 const TICK: Duration = Duration::from_millis(20);
@@ -36,6 +36,8 @@ struct Row {
     token: Uuid,
     owner: usize,
     expires_at: Instant,
+    /// Owners before that may not have been ended.
+    unended: Vec<String>,
 }
 
 /// A statement on its way.
@@ -52,7 +54,7 @@ struct Asked {
 enum Answer {
     Found(Found),
     Taken(Option<Uuid>),
-    Renewed(bool),
+    Renewed(Option<i64>),
     Done,
 }
 
@@ -62,8 +64,8 @@ struct Worker {
     token: Uuid,
     asked: Option<Asked>,
     stopped_until: Instant,
-    /// The term and the token under which its session began.
-    session: Option<(u64, Uuid)>,
+    /// The term in which its session began.
+    session: Option<Term>,
 }
 
 struct World {
@@ -86,7 +88,15 @@ impl Database {
                 }
                 self.tokens += 1;
                 let token = Uuid::from_u128(self.tokens);
-                self.row = Some(Row { token, owner: worker, expires_at: now + LEASE });
+                // As `take_role` has it: whoever dies now leaves them to the next one.
+                let unended = match self.row.take() {
+                    Some(Row { owner, mut unended, .. }) => {
+                        unended.push(owner.to_string());
+                        unended
+                    }
+                    None => Vec::new(),
+                };
+                self.row = Some(Row { token, owner: worker, expires_at: now + LEASE, unended });
                 Answer::Taken(Some(token))
             }
             Step::Evict(owner) => {
@@ -96,9 +106,10 @@ impl Database {
             Step::Renew => match self.row.as_mut().filter(|row| row.token == token) {
                 Some(row) => {
                     row.expires_at = now + LEASE;
-                    Answer::Renewed(true)
+                    row.unended.clear();
+                    Answer::Renewed(Some(1))
                 }
-                None => Answer::Renewed(false),
+                None => Answer::Renewed(None),
             },
             Step::Connect | Step::RenewClaims | Step::Wait { .. } => Answer::Done,
         }
@@ -109,7 +120,8 @@ impl Database {
         if row.expires_at > now && self.present[row.owner] {
             return Found::Held;
         }
-        Found::Free(Some(Former { token: row.token, owner: row.owner.to_string() }))
+        let (owner, unended) = (row.owner.to_string(), row.unended.clone());
+        Found::Free(Some(Former { token: row.token, owner, unended }))
     }
 
     fn end(&mut self, owner: usize) {
@@ -203,9 +215,9 @@ impl World {
             (_, Answer::Found(found)) => lease.looked(found, now),
             (_, Answer::Taken(token)) => {
                 worker.token = token.unwrap_or(worker.token);
-                lease.taken(token.is_some(), now);
+                lease.taken(token, now);
             }
-            (_, Answer::Renewed(ours)) => lease.renewed(ours, since, now),
+            (_, Answer::Renewed(server)) => lease.renewed(server, since, now),
             (step, Answer::Done) => unreachable!("{step:?} has an answer"),
         }
     }
@@ -244,7 +256,7 @@ impl World {
             return;
         }
         let (role, token) = (worker.lease.role(), worker.token);
-        worker.session = worker.session.filter(|(term, _)| match role {
+        worker.session = worker.session.filter(|term| match role {
             Role::Active { term: now, .. } => now == *term,
             Role::Standby => false,
             Role::Unknown => true,
@@ -255,8 +267,8 @@ impl World {
         if until <= self.now || self.database.open.iter().any(is_left) {
             return;
         }
-        let (_, began_under) = *worker.session.get_or_insert((term, token));
-        assert_eq!(began_under, token, "it does not see that the role was lost since it began");
+        let began = *worker.session.get_or_insert(term);
+        assert_eq!(began.token, token, "it does not see that the role was lost since it began");
         let Some(row) = self.database.row.as_ref().filter(|row| row.token == token) else { return };
         assert!(until <= row.expires_at, "it believes in its lease for longer than the database");
         let strangers = self.database.open.iter().filter(|(of, _)| *of != index).count();

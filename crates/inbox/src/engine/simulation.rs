@@ -138,6 +138,8 @@ impl World {
         self.jobs += 1;
         let ids: BTreeSet<Uuid> = taken.iter().map(|it| it.message.key.id).collect();
         assert_eq!(ids.len(), taken.len(), "no id twice");
+        let mut at_work = self.busy.iter().map(|(_, it)| it.message.key.id);
+        assert!(!at_work.any(|it| ids.contains(&it)), "an id that is at work");
         assert!(taken.iter().all(|it| it.path == taken[0].path), "handled in one way");
         for item in taken {
             let lane = |it: &Item| it.id().seq % self.aggregates;

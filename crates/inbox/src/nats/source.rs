@@ -151,6 +151,10 @@ impl Source {
         self.trouble.subscribe()
     }
 
+    pub(crate) fn stream(&self) -> Stream {
+        self.stream.clone()
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }

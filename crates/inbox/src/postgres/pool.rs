@@ -200,7 +200,6 @@ mod tests {
 
     use super::*;
     use crate::connection::Connection;
-    use crate::postgres::scope::RoleToken;
 
     /// A pool that opens no connection, and how often it was tried.
     fn closed() -> (Arc<Pool>, Arc<AtomicUsize>) {
@@ -220,7 +219,6 @@ mod tests {
             stream: "OUTBOX".into(),
             owner: "test".into(),
             lease: Duration::from_secs(30),
-            role: RoleToken::default(),
             takes_over: true,
             lent: false,
         }

@@ -5,42 +5,62 @@
 //! the role without noticing begins nothing. What it had begun is fenced by the claims' own tokens;
 //! its transactions are ended by whoever takes over.
 
+use std::sync::{PoisonError, RwLock};
+
 use jiff::Timestamp;
 use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::Status;
-use crate::engine::{Former, Found};
+use crate::engine::{Former, Found, Term};
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
 /// The statements on a consumer's role.
-pub(crate) struct RoleStatements(pub(crate) Scope);
+pub(crate) struct RoleStatements {
+    scope: Scope,
+    /// The role's; nil while it is not ours.
+    token: RwLock<Uuid>,
+}
 
 impl RoleStatements {
+    pub(crate) fn new(scope: Scope) -> Self {
+        Self { scope, token: RwLock::default() }
+    }
+
+    fn token(&self) -> Uuid {
+        *self.token.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_token(&self, token: Uuid) {
+        *self.token.write().unwrap_or_else(PoisonError::into_inner) = token;
+    }
+
     pub(crate) async fn look(&self, client: &Client) -> Result<Found> {
-        let sql = hold_role::find_role(&self.0.schema);
-        let Some(row) = client.query_opt(&sql, &[&self.0.consumer]).await? else {
+        let sql = hold_role::find_role(&self.scope.schema);
+        let Some(row) = client.query_opt(&sql, &[&self.scope.consumer]).await? else {
             return Ok(Found::Free(None));
         };
-        let former = Former { token: row.get(0), owner: row.get(1) };
+        let former = Former { token: row.get(0), owner: row.get(1), unended: row.get(3) };
         Ok(if row.get(2) { Found::Free(Some(former)) } else { Found::Held })
     }
 
-    /// Takes the role from whoever has it under the token `former`. False if somebody else was faster.
-    pub(crate) async fn take(&self, client: &Client, former: Option<Uuid>) -> Result<bool> {
+    /// Takes the role from whoever has it under the token `former`. Says under which; nothing if
+    /// somebody else was faster.
+    pub(crate) async fn take(&self, client: &Client, former: Option<Uuid>) -> Result<Option<Uuid>> {
         let token = Uuid::new_v4();
-        let sql = hold_role::take_role(&self.0.schema);
-        let lease = self.0.lease.as_secs_f64();
+        let sql = hold_role::take_role(&self.scope.schema);
+        let lease = self.scope.lease.as_secs_f64();
         let taken = client
-            .execute(&sql, &[&self.0.consumer, &token, &self.0.owner, &lease, &former])
+            .execute(&sql, &[&self.scope.consumer, &token, &self.scope.owner, &lease, &former])
             .await?;
         if taken > 0 {
-            self.0.role.set(token);
+            self.set_token(token);
         }
-        Ok(taken > 0)
+        Ok((taken > 0).then_some(token))
     }
 
     /// Ends the connections of a worker that gave no sign of life: what they have begun and not
@@ -49,35 +69,60 @@ impl RoleStatements {
         Ok(client.query_one(hold_role::END_CONNECTIONS, &[&owner]).await?.get(0))
     }
 
-    /// Renews the lease, and says how the worker is. False if the role is somebody else's.
-    pub(crate) async fn renew(&self, client: &Client, status: &Status) -> Result<bool> {
-        let sql = hold_role::renew_role(&self.0.schema);
-        let (lease, token) = (self.0.lease.as_secs_f64(), self.0.role.get());
+    /// Renews the lease, and says how the worker is, and up to where everything is handled. Returns
+    /// when the server was started; nothing if the role is somebody else's.
+    pub(crate) async fn renew(
+        &self,
+        client: &Client,
+        status: &Status,
+        handled: Option<(Term, u64)>,
+    ) -> Result<Option<i64>> {
+        let sql = hold_role::renew_role(&self.scope.schema);
+        let (lease, token) = (self.scope.lease.as_secs_f64(), self.token());
         let state = status.state.name();
         let breaker = status.handler.breaker.name();
         let reason = status.paused.as_ref().map(|it| it.replace('\0', "\u{fffd}"));
         let next_probe_at: Option<Timestamp> = status.handler.next_probe_at;
-        let renewed = client
-            .execute(
-                &sql,
-                &[&self.0.consumer, &token, &lease, &state, &breaker, &reason, &next_probe_at],
-            )
-            .await?;
-        if renewed == 0 {
-            self.0.role.set(Uuid::nil());
+        let (server, seq) = self.place(handled);
+        let parameters: [&(dyn ToSql + Sync); 9] = [
+            &self.scope.consumer,
+            &token,
+            &lease,
+            &state,
+            &breaker,
+            &reason,
+            &next_probe_at,
+            &server,
+            &seq,
+        ];
+        let renewed = client.query_opt(&sql, &parameters).await?;
+        if renewed.is_none() {
+            self.set_token(Uuid::nil());
         }
-        Ok(renewed > 0)
+        Ok(renewed.map(|row| row.get(0)))
     }
 
     /// Gives the role up, so that a standby takes it at once.
-    pub(crate) async fn release(&self, client: &Client) -> Result<()> {
-        let sql = hold_role::release_role(&self.0.schema);
-        client.execute(&sql, &[&self.0.consumer, &self.0.role.get()]).await.map(drop)
+    pub(crate) async fn release(
+        &self,
+        client: &Client,
+        handled: Option<(Term, u64)>,
+    ) -> Result<()> {
+        let sql = hold_role::release_role(&self.scope.schema);
+        let (server, seq) = self.place(handled);
+        let token = self.token();
+        client.execute(&sql, &[&self.scope.consumer, &token, &server, &seq]).await.map(drop)
+    }
+
+    /// On which server everything is handled up to where, if it is known of the present term.
+    fn place(&self, handled: Option<(Term, u64)>) -> (Option<i64>, Option<i64>) {
+        let known = handled.filter(|(term, _)| term.token == self.token());
+        known.map(|(term, seq)| (term.server, seq.cast_signed())).unzip()
     }
 
     /// Whether the role was ours when we looked last.
     pub(crate) fn is_ours(&self) -> bool {
-        !self.0.role.get().is_nil()
+        !self.token().is_nil()
     }
 }
 
@@ -85,21 +130,23 @@ impl RoleStatements {
 mod tests {
     use std::time::Duration;
 
+    use async_nats::HeaderMap;
+    use bytes::Bytes;
     use lab::{Postgres, PostgresOptions};
 
     use super::*;
     use crate::connection::Connection;
-    use crate::postgres::scope::RoleToken;
+    use crate::message::{Message, Origin};
     use crate::postgres::store::Store;
+    use crate::record::ClaimReply;
 
     fn worker(owner: &str) -> RoleStatements {
-        RoleStatements(Scope {
+        RoleStatements::new(Scope {
             schema: "public".into(),
             consumer: "billing".into(),
             stream: "OUTBOX".into(),
             owner: owner.into(),
             lease: Duration::from_secs(300),
-            role: RoleToken::default(),
             takes_over: true,
             lent: false,
         })
@@ -107,7 +154,7 @@ mod tests {
 
     async fn connect(postgres: &Postgres, of: &RoleStatements) -> Store {
         let client = postgres.client("postgres").await.expect("connect");
-        Store::new(Connection::new(client), of.0.clone()).await.expect("prepare")
+        Store::new(Connection::new(client), of.scope.clone()).await.expect("prepare")
     }
 
     /// So it has to connect anew, and is seen to be there again. The simulation relies on it.
@@ -120,9 +167,10 @@ mod tests {
         let of_former = connect(&postgres, &former).await;
         let (of_next, other) = (connect(&postgres, &next).await, connect(&postgres, &next).await);
 
-        assert!(former.take(of_former.client(), None).await.expect("take the role"));
-        let token = former.0.role.get();
-        assert!(next.take(of_next.client(), Some(token)).await.expect("take the role"));
+        let token = former.take(of_former.client(), None).await.expect("take the role");
+        assert!(token.is_some());
+        let taken = next.take(of_next.client(), token).await.expect("take the role");
+        assert!(taken.is_some());
         assert_eq!(next.evict(of_next.client(), "former").await.expect("end it"), 1);
         former.look(of_former.client()).await.expect_err("its connection was ended");
 
@@ -131,5 +179,33 @@ mod tests {
         let of_former = connect(&postgres, &former).await;
         let found = former.look(of_former.client()).await.expect("look");
         assert_eq!(found, Found::Held, "its own connection shows that it is there");
+    }
+
+    /// What a session began with is out of date once the role was taken again, also by its own worker.
+    #[tokio::test]
+    async fn a_session_begins_nothing_under_the_token_of_a_former_term() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let role = worker("this");
+        let store = connect(&postgres, &role).await;
+        let former = role.take(store.client(), None).await.expect("take the role").expect("free");
+        let token = role.take(store.client(), Some(former)).await.expect("take it again");
+        let token = token.expect("nobody was faster");
+
+        let origin = Origin { stream: "OUTBOX".into(), created: None };
+        let (headers, now) = (HeaderMap::new(), Timestamp::now());
+        let message = Message::new("x".into(), headers, Bytes::new(), &origin, 1, now);
+        let claim = async |role| {
+            let (tokens, messages) = ((role, Uuid::new_v4()), [&message]);
+            let claimed = store.sql().claim(store.client(), tokens, &messages).await;
+            claimed.expect("claim").remove(0)
+        };
+        let record = async |role| {
+            store.sql().record(store.client(), role, &[&message]).await.expect("record")
+        };
+        assert!(record(former).await.is_empty());
+        assert_eq!(claim(former).await, ClaimReply::Contended);
+        assert!(matches!(claim(token).await, ClaimReply::Claimed { .. }));
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod claim;
 pub(crate) mod complete;
 pub(crate) mod control;
 pub(crate) mod decide;
+pub(crate) mod handled;
 pub(crate) mod hold_role;
 pub(crate) mod list;
 pub(crate) mod look_up;

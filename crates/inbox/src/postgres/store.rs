@@ -123,16 +123,16 @@ impl Statements {
         })
     }
 
-    /// Claims and completes new events at once, for a transaction that their effects are in too.
-    /// Returns those that were new; of the others there is a record already.
+    /// Claims and completes new events at once, under the token `role`, for a transaction that their
+    /// effects are in too. Returns those that were new; of the others there is a record already.
     pub(crate) async fn record(
         &self,
         on: &impl GenericClient,
+        role: Uuid,
         messages: &[&Message],
     ) -> Result<Vec<Uuid>> {
         let Columns { ids, times, subjects, seqs } = Columns::of(messages);
-        let Scope { consumer, stream, owner, role, .. } = &self.scope;
-        let role = role.get();
+        let Scope { consumer, stream, owner, .. } = &self.scope;
         let rows = on
             .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner, &role])
             .await?;
@@ -151,17 +151,17 @@ impl Statements {
         on.execute(&self.note, &[&self.scope.consumer, &ids, &times, &texts]).await
     }
 
-    /// Claims each of these events (no two with the same key), and says what it found, in their
-    /// order.
+    /// Claims each of these events (no two with the same key) by `token`, under the token `role`, and
+    /// says what it found, in their order.
     pub(crate) async fn claim(
         &self,
         on: &impl GenericClient,
-        token: Uuid,
+        (role, token): (Uuid, Uuid),
         messages: &[&Message],
     ) -> Result<Vec<ClaimReply>> {
         let Columns { ids, times, subjects, seqs } = Columns::of(messages);
-        let Scope { consumer, stream, owner, lease, role, .. } = &self.scope;
-        let (lease, role) = (lease.as_secs_f64(), role.get());
+        let Scope { consumer, stream, owner, lease, .. } = &self.scope;
+        let lease = lease.as_secs_f64();
         let parameters: [&(dyn ToSql + Sync); 10] =
             [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease, &role];
         let rows = on.query(&self.claim, &parameters).await?;

@@ -22,7 +22,10 @@ use crate::error::describe;
 pub(crate) use self::forgetting::upkept;
 pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after};
 
-const SQL: &str = include_str!("../../migrations/0002_inbox.sql");
+const SQL: [&str; 2] = [
+    include_str!("../../migrations/0002_inbox.sql"),
+    include_str!("../../migrations/0008_inbox_places.sql"),
+];
 
 /// Claim while the tables are made or partitions are added or dropped.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
@@ -33,7 +36,7 @@ const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6D67; // "inbox_mg"
 /// are deleted in batches.
 #[must_use]
 pub fn render_tables(schema: &str) -> String {
-    SQL.replace("{schema}", &quote(schema))
+    SQL.join("\n").replace("{schema}", &quote(schema))
 }
 
 /// Makes the tables that are missing, and the partitions for today and the next days. Safe to run

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream::consumer::{DeliverPolicy, Info};
 use jiff::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{Json, ToSql};
@@ -17,19 +16,22 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::Error;
+use crate::engine::Term;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stream_range;
-use crate::postgres::attended::asked;
-use crate::postgres::sql::rewind_records::{self, FOLLOWS_STREAM};
+use crate::postgres::attended::{answered, asked};
+use crate::postgres::sql::handled;
+use crate::postgres::sql::rewind_records::{self, FOLLOWS};
 use crate::postgres::sqlstate::is_forbidden;
 use crate::rewind::RewindState;
+use crate::unhandled::Unhandled;
 use crate::worker::work::Context;
 
 /// How often to look for a request.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Sequences whose records are removed, or looked up, by one statement.
+/// Sequences whose records are removed by one statement.
 const READ_AT_ONCE: u64 = 500;
 
 /// How often a broker that answers may fail to reset the consumer: it may not be allowed.
@@ -44,6 +46,10 @@ pub(super) struct Rewinding {
     /// Quoted.
     schema: String,
     failures: u32,
+    /// Where the consumer could not go back to.
+    given_up: Option<u64>,
+    /// The records know the end of all that was acknowledged when the session before had ended.
+    pub(super) is_level: bool,
 }
 
 fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
@@ -54,7 +60,7 @@ fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
 impl Rewinding {
     pub(super) fn new(context: Arc<Context>) -> Self {
         let schema = context.config.quoted_schema();
-        Self { context, schema, failures: 0 }
+        Self { context, schema, failures: 0, given_up: None, is_level: false }
     }
 
     /// The request that is pending, if there is one.
@@ -76,7 +82,7 @@ impl Rewinding {
         nats: &Client,
         went_back: bool,
     ) -> Result<Option<RewindState>, Error> {
-        let config = &self.context.config;
+        let Context { config, pool, .. } = &*self.context;
         let stream = durable_consumer::stream(nats, config).await?;
         let Some(found) = durable_consumer::find(&stream, config).await? else { return Ok(None) };
         // Asked for later than the consumer: the stream only grows meanwhile.
@@ -85,57 +91,95 @@ impl Rewinding {
         if !went_back && given <= state.last_sequence {
             return Ok(None);
         }
-        let origin =
-            Origin { stream: config.stream.clone(), created: durable_consumer::created(&stream) };
-        let range = (state.first_sequence, state.last_sequence);
-        let from = self.first_unhandled(nats, &origin, &found, range).await?;
-        let (consumer, name) = (&config.consumer, &config.stream);
-        let why = format!("stream {name} came back without its last messages");
-        error!(consumer, from, given, "{why}: the consumer goes back to what is handled");
-        let (from, until) = (from.cast_signed(), given.cast_signed());
-        let parameters: [&(dyn ToSql + Sync); 8] =
-            [consumer, name, &origin.created, &from, &until, &false, &FOLLOWS_STREAM, &why];
-        let sql = rewind_records::request(&self.schema);
-        let rows = asked(&self.context.pool, REWINDING, &sql, &parameters).await?;
-        requested(&rows)
+        let origin = Origin::of(config, &stream);
+        let store = pool.try_get().await?;
+        let on = store.client();
+        let search = Unhandled { on, nats, config, origin: &origin, found: &found };
+        let from = search.behind_recorded((state.first_sequence, state.last_sequence)).await?;
+        pool.put(store);
+        let why = format!("stream {} came back without its last messages", config.stream);
+        self.go_back(&origin, (from, given), &why).await
     }
 
-    /// Behind the last message of the stream that is recorded with its sequence: what took the place
-    /// of another message is not. Where the consumer began if there is none.
-    async fn first_unhandled(
-        &self,
+    /// Requests that the consumer goes back to where the database did, if that knows no end of what
+    /// is acknowledged. Otherwise everything is handled up to there, and that is written down.
+    pub(super) async fn follow_database(
+        &mut self,
         nats: &Client,
-        origin: &Origin,
-        found: &Info,
-        (first, last): (u64, u64),
-    ) -> Result<u64, Error> {
-        let (sql, filters) =
-            (rewind_records::last_in_place(&self.schema), filters_of(&found.config));
-        let mut end = last;
-        while end >= first.max(1) {
-            let begin = end.saturating_sub(READ_AT_ONCE - 1).max(first);
-            let keys = stream_range::keys(nats, origin, &filters, (begin, end)).await?;
-            let (seqs, (ids, times)): (Vec<i64>, (Vec<Uuid>, Vec<Timestamp>)) =
-                keys.iter().map(|(seq, it)| (seq.cast_signed(), (it.id, it.event_time))).unzip();
-            let parameters: [&(dyn ToSql + Sync); 4] =
-                [&self.context.config.consumer, &ids, &times, &seqs];
-            if let Some(seq) = self.execute(&sql, &parameters).await? {
-                return Ok(seq.cast_unsigned() + 1);
+        term: Term,
+    ) -> Result<Option<RewindState>, Error> {
+        let Context { config, pool, .. } = &*Arc::clone(&self.context);
+        let stream = durable_consumer::stream(nats, config).await?;
+        let found = durable_consumer::find(&stream, config).await?;
+        let floor = found.as_ref().map_or(0, |it| it.ack_floor.stream_sequence);
+        let origin = Origin::of(config, &stream);
+        let store = pool.try_get().await?;
+        let on = store.client();
+        let unhandled = match &found {
+            Some(found) => {
+                let known = Unhandled { on, nats, config, origin: &origin, found };
+                self.unhandled(&known, term).await?
             }
-            end = begin.saturating_sub(1);
-        }
-        let begins_at = match found.config.deliver_policy {
-            DeliverPolicy::ByStartSequence { start_sequence } => return Ok(start_sequence),
-            DeliverPolicy::ByStartTime { start_time } => start_time,
-            DeliverPolicy::New => found.created,
-            DeliverPolicy::All | DeliverPolicy::Last | DeliverPolicy::LastPerSubject => {
-                return Ok(first);
-            }
+            None => None,
         };
-        let since = begins_at.unix_timestamp_nanos();
-        let since = Timestamp::from_nanosecond(since).unwrap_or_default();
-        let found = stream_range::first_since(nats, &origin.stream, (first, last), since).await?;
-        Ok(found.map_or(last + 1, |it| it.seq))
+        self.is_level = unhandled.is_none();
+        if let Some(from) = unhandled {
+            pool.put(store);
+            // It could not go back: what is acknowledged stays so, and nothing is written down.
+            if self.given_up == Some(from) {
+                return Ok(None);
+            }
+            let why = "the inbox's database lacks what was acknowledged";
+            return self.go_back(&origin, (from, floor), why).await;
+        }
+        let parameters: [&(dyn ToSql + Sync); 6] = [
+            &config.consumer,
+            &origin.stream,
+            &origin.created,
+            &floor.cast_signed(),
+            &term.token,
+            &term.server,
+        ];
+        let sql = handled::write_handled(&self.schema);
+        let writing = on.query_opt(&sql, &parameters);
+        answered(LOOKING, writing).await?.ok_or(Error::LeaseLost)?;
+        pool.put(store);
+        Ok(None)
+    }
+
+    /// What is acknowledged and the records know no end of. Where nobody has written down how far
+    /// everything was handled, what is acknowledged may have been handled elsewhere.
+    async fn unhandled(&self, known: &Unhandled<'_>, term: Term) -> Result<Option<u64>, Error> {
+        let (consumer, floor) = (&known.config.consumer, known.found.ack_floor.stream_sequence);
+        if let Some(handled_to) = known.handled_to(Some(term.server)).await? {
+            return known.first(handled_to).await;
+        }
+        if known.first(floor.saturating_sub(1)).await?.is_some() {
+            warn!(
+                consumer,
+                floor,
+                "what is acknowledged has no record here: it was handled elsewhere, or is to be \
+                 handled by `tailpost inbox rewind`"
+            );
+        }
+        Ok(None)
+    }
+
+    /// Has the consumer go back by itself.
+    async fn go_back(
+        &self,
+        origin: &Origin,
+        (from, given): (u64, u64),
+        why: &str,
+    ) -> Result<Option<RewindState>, Error> {
+        let consumer = &self.context.config.consumer;
+        error!(consumer, from, given, "{why}: the consumer goes back to what is handled");
+        self.context.tally.went_back();
+        let (from, until) = (from.cast_signed(), given.cast_signed());
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [consumer, &origin.stream, &origin.created, &from, &until, &false, &FOLLOWS, &why];
+        let sql = rewind_records::request(&self.schema);
+        requested(&asked(&self.context.pool, REWINDING, &sql, &parameters).await?)
     }
 
     /// Ends the session by `stop` when there is a request.
@@ -153,10 +197,10 @@ impl Rewinding {
     pub(super) async fn carry_out(
         &mut self,
         rewind: &RewindState,
-        nats: &Client,
+        (nats, term): (&Client, Term),
         shutdown: &CancellationToken,
     ) -> Result<(), Error> {
-        let outcome = match self.attempt(rewind, nats, shutdown).await {
+        let outcome = match self.attempt(rewind, (nats, term), shutdown).await {
             Ok(true) => "rewound".to_owned(),
             Ok(false) => return Ok(()),
             Err(error)
@@ -168,6 +212,7 @@ impl Rewinding {
             Err(error) => {
                 let (consumer, error) = (&self.context.config.consumer, error.without_data());
                 warn!(consumer, error, "the rewind is given up");
+                self.given_up = Some(rewind.from_sequence);
                 error
             }
         };
@@ -190,7 +235,7 @@ impl Rewinding {
     async fn attempt(
         &mut self,
         rewind: &RewindState,
-        nats: &Client,
+        (nats, term): (&Client, Term),
         shutdown: &CancellationToken,
     ) -> Result<bool, Error> {
         let config = Arc::clone(&self.context.config);
@@ -205,14 +250,14 @@ impl Rewinding {
         let found = durable_consumer::find(&stream, &config).await?;
         let begins = |info| durable_consumer::begins_at(Some(info), rewind.from_sequence);
         let begins = found.as_ref().map(begins).map(u64::cast_signed);
-        let token = self.context.role.get();
-        let parameters: [&(dyn ToSql + Sync); 4] = [&config.consumer, &rewind.id, &begins, &token];
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&config.consumer, &rewind.id, &begins, &term.token];
         let begun = self.execute(&rewind_records::begin(&self.schema), &parameters).await?;
         let begins = begun.map(i64::cast_unsigned).ok_or(Error::LeaseLost)?;
         let method = durable_consumer::rewind(nats, &stream, &config, begins).await;
         self.failures = if method.is_ok() { 0 } else { self.failures + 1 };
         let method = method?;
-        if rewind.again && !self.remove(rewind, nats, shutdown).await? {
+        if rewind.again && !self.remove(rewind, (nats, term), shutdown).await? {
             return Ok(false);
         }
         let (consumer, from) = (&config.consumer, rewind.from_sequence);
@@ -224,7 +269,7 @@ impl Rewinding {
     async fn remove(
         &self,
         rewind: &RewindState,
-        nats: &Client,
+        (nats, term): (&Client, Term),
         shutdown: &CancellationToken,
     ) -> Result<bool, Error> {
         let config = &self.context.config;
@@ -241,10 +286,9 @@ impl Rewinding {
             let keys = stream_range::keys(nats, &origin, &filters, (removed_to + 1, next)).await?;
             let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
                 keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
-            let token = self.context.role.get();
             let (before, after) = (removed_to.cast_signed(), next.cast_signed());
             let parameters: [&(dyn ToSql + Sync); 7] =
-                [&config.consumer, &ids, &times, &rewind.id, &before, &after, &token];
+                [&config.consumer, &ids, &times, &rewind.id, &before, &after, &term.token];
             // Nothing comes of it if the role, and the rest, are somebody else's.
             let removed = self.execute(&rewind_records::remove(&self.schema), &parameters).await?;
             removed.ok_or(Error::LeaseLost)?;

@@ -110,8 +110,8 @@ impl RoleHolder {
             }
             Step::Take(former) => {
                 let taking = self.statements.take(client, former.map(|it| it.token));
-                let ours = answered_within(within, "take the role", taking).await?;
-                lease.taken(ours, Instant::now());
+                let token = answered_within(within, "take the role", taking).await?;
+                lease.taken(token, Instant::now());
             }
             Step::Evict(owner) => {
                 self.evict(store, &owner, within).await?;
@@ -120,14 +120,15 @@ impl RoleHolder {
             Step::Renew => {
                 let since = Instant::now();
                 let status = self.status.borrow().clone();
-                let renewing = self.statements.renew(client, &status);
-                let ours = answered_within(within, "renew the role", renewing).await?;
-                if ours {
+                let handled = *self.context.handled.borrow();
+                let renewing = self.statements.renew(client, &status, handled);
+                let server = answered_within(within, "renew the role", renewing).await?;
+                if server.is_some() {
                     // Whoever met trouble and stopped asking for connections learns of its end
                     // from here.
                     self.context.pool.note_answer();
                 }
-                lease.renewed(ours, since, Instant::now());
+                lease.renewed(server, since, Instant::now());
             }
             Step::RenewClaims => {
                 self.renew_claims(store, within).await?;
@@ -178,7 +179,9 @@ impl RoleHolder {
         }
         let releasing = async {
             let store = self.context.pool.try_get().await?;
-            self.statements.release(store.client()).await.map_err(Error::sql("give the role up"))
+            let handled = *self.context.handled.borrow();
+            let releasing = self.statements.release(store.client(), handled).await;
+            releasing.map_err(Error::sql("give the role up"))
         };
         match timeout(RELEASE_DEADLINE, releasing).await {
             Ok(Ok(())) => {}

@@ -186,6 +186,7 @@ impl<W: Work> Session<W> {
             leases: tally.leases(),
             dead_letters: tally.dead_letters(),
             markers: tally.markers(),
+            went_back_at: tally.went_back_at(),
             ..self.engine.status(paused)
         };
         self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);

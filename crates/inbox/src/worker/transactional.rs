@@ -110,7 +110,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
         let pid = store.pid();
         let (sql, transaction) = answered(HANDLING, store.begin()).await?;
-        let new = answered(HANDLING, sql.record(&transaction, &messages)).await?;
+        let new =
+            answered(HANDLING, sql.record(&transaction, context.term.token, &messages)).await?;
         if new.len() < items.len() {
             answered(HANDLING, transaction.rollback()).await?;
             let known = items.iter().filter(|item| !new.contains(&item.message.key.id));

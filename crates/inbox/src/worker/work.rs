@@ -11,12 +11,11 @@ use uuid::Uuid;
 
 use crate::attempt::Attempt;
 use crate::config::Config;
-use crate::engine::{Begin, Decision, Item, Path, Report, begin, decide};
+use crate::engine::{Begin, Decision, Item, Path, Report, Term, begin, decide};
 use crate::message::{Message, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
-use crate::postgres::scope::RoleToken;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
@@ -48,13 +47,17 @@ pub(crate) trait Work: Send + Sync + 'static {
 pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
 
 /// What jobs work with.
+#[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) leases: Arc<Leases>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) partitions: watch::Sender<Option<Partitions>>,
-    pub(crate) role: RoleToken,
+    /// The term of the role that its session began in; of nobody outside of a session.
+    pub(crate) term: Term,
+    /// Up to which message everything is handled, as far as it is known in this term.
+    pub(crate) handled: watch::Sender<Option<(Term, u64)>>,
     /// Whether records may go: the stream forgets before they do.
     pub(crate) may_forget: watch::Sender<bool>,
 }
@@ -132,7 +135,7 @@ impl Context {
     ) -> Result<Vec<Result<Claimed, Report>>, Error> {
         let (token, since) = (Uuid::new_v4(), Instant::now());
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
-        let claims = store.sql().claim(store.client(), token, &messages).await;
+        let claims = store.sql().claim(store.client(), (self.term.token, token), &messages).await;
         let claims = claims.map_err(Error::sql(CLAIMING))?;
         let mut answers = Vec::with_capacity(items.len());
         for (item, claim) in items.iter().zip(claims) {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::engine::{
     ConsumerEngine, ConsumerStart, Delivered, Effect, Item, Notice, Path, RedriveSchedule, Role,
-    RoleLease, Step, Surroundings,
+    RoleLease, Step, Surroundings, Term,
 };
 use crate::{BreakerState, Status, Summary};
 
@@ -88,7 +88,7 @@ impl Process {
     }
 
     /// The term of the role that it may begin a session in.
-    fn active_term(&self, now: Instant) -> Option<u64> {
+    fn active_term(&self, now: Instant) -> Option<Term> {
         match self.role.role() {
             Role::Active { term, until } if now < until && !self.has_trouble => Some(term),
             Role::Unknown | Role::Standby | Role::Active { .. } => None,
@@ -212,11 +212,11 @@ impl World {
             Some(RoleAnswer::Found(found)) => process.role.looked(found, now),
             Some(RoleAnswer::Taken(token)) => {
                 process.token = token.unwrap_or(process.token);
-                process.role.taken(token.is_some(), now);
+                process.role.taken(token, now);
             }
             Some(RoleAnswer::Renewed(ours)) => {
                 process.has_trouble &= !ours;
-                process.role.renewed(ours, now, now);
+                process.role.renewed(ours.then_some(1), now, now);
             }
             Some(RoleAnswer::Evicted(_)) => process.role.evicted(now),
             Some(RoleAnswer::Done) if step == Step::Connect => {

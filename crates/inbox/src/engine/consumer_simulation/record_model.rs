@@ -87,7 +87,10 @@ impl RecordModel {
             Step::Look => RoleAnswer::Found(match &self.role {
                 None => Found::Free(None),
                 Some(it) if it.expires_at > now && self.present.contains(&it.owner) => Found::Held,
-                Some(it) => Found::Free(Some(Former { token: it.token, owner: it.owner.clone() })),
+                Some(it) => {
+                    let (token, owner) = (it.token, it.owner.clone());
+                    Found::Free(Some(Former { token, owner, unended: Vec::new() }))
+                }
             }),
             Step::Take(former) => {
                 if self.role.as_ref().map(|it| it.token) != former.as_ref().map(|it| it.token) {

@@ -9,6 +9,7 @@ use crate::message::MessageId;
 impl Lanes {
     pub(in crate::engine) fn assert_holds(&self) {
         assert!(self.busy <= self.known.len(), "more events are at work than are held");
+        assert_eq!(self.at_work.len(), self.busy, "two at work have one id");
         assert!(self.alone_at_work.is_none() || self.busy == 1, "not alone at work");
         if is_checked_whole(self.lanes.len()) {
             self.assert_sums();

@@ -7,8 +7,8 @@ const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequence,
     until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
     ended_at, outcome";
 
-/// Who requests that a consumer goes back because its stream did.
-pub(crate) const FOLLOWS_STREAM: &str = "tailpost inbox";
+/// Who requests that a consumer goes back because its stream or its database did.
+pub(crate) const FOLLOWS: &str = "tailpost inbox";
 
 /// Nothing if another request is pending.
 pub(crate) fn request(schema: &str) -> String {
@@ -39,17 +39,6 @@ fn pending(schema: &str) -> String {
 
 pub(crate) fn find(schema: &str) -> String {
     as_json(&format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE id = $1"))
-}
-
-/// The last of these events whose record names the sequence `$4` that it is stored at.
-pub(crate) fn last_in_place(schema: &str) -> String {
-    format!(
-        "SELECT m.stream_seq
-         FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
-         JOIN {schema}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
-             AND m.event_time = i.event_time AND m.stream_seq = i.seq
-         ORDER BY m.stream_seq DESC LIMIT 1"
-    )
 }
 
 /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`

@@ -18,7 +18,6 @@ use super::Store;
 use crate::connection::Connection;
 use crate::engine::seeds::seeds;
 use crate::message::{Message, Origin};
-use crate::postgres::scope::RoleToken;
 use crate::postgres::scope::Scope;
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
 
@@ -133,7 +132,8 @@ impl Play {
         let messages: Vec<&Message> = self.messages.sample(&mut self.random, count).collect();
         let token = Uuid::new_v4();
         let store = &self.workers[worker];
-        let claims = store.sql().claim(store.client(), token, &messages).await.unwrap();
+        let claims =
+            store.sql().claim(store.client(), (Uuid::nil(), token), &messages).await.unwrap();
         assert_eq!(claims.len(), messages.len());
         let mut said = Vec::new();
         for (message, claim) in messages.iter().zip(claims) {
@@ -174,7 +174,7 @@ impl Play {
         let commit = self.random.random_bool(0.3);
         let (sql, tx) = self.workers[worker].begin().await.unwrap();
         let message = &self.messages[index];
-        let new = sql.record(&tx, &[message]).await.unwrap().len() == 1;
+        let new = sql.record(&tx, Uuid::nil(), &[message]).await.unwrap().len() == 1;
         if commit {
             tx.commit().await.unwrap();
         } else {
@@ -298,7 +298,6 @@ async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
         stream: "S".into(),
         owner: "w".into(),
         lease: LONG,
-        role: RoleToken::default(),
         takes_over,
         lent: takes_over,
     };
@@ -368,8 +367,8 @@ async fn of_simultaneous_claims_one_wins() {
             let forth: Vec<&Message> = messages.iter().collect();
             let back: Vec<&Message> = messages.iter().rev().collect();
             let (a, b) = tokio::join!(
-                first.sql().claim(first.client(), Uuid::new_v4(), &forth),
-                second.sql().claim(second.client(), Uuid::new_v4(), &back),
+                first.sql().claim(first.client(), (Uuid::nil(), Uuid::new_v4()), &forth),
+                second.sql().claim(second.client(), (Uuid::nil(), Uuid::new_v4()), &back),
             );
             let (a, mut b) = (a.unwrap(), b.unwrap());
             b.reverse();

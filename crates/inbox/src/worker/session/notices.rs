@@ -9,7 +9,9 @@ use crate::nats::durable_consumer::ACK_PENDING_MAX;
 pub(super) fn tell(config: &Config, notice: Notice) {
     let consumer = &config.consumer;
     match notice {
-        Notice::TookOver => info!(consumer, "another worker took over"),
+        Notice::TookOver => {
+            info!(consumer, "another worker took over, or the database was started anew")
+        }
         Notice::BreakerOpen { reason } => {
             warn!(consumer, reason, "the consumer pauses: breaker open");
         }

@@ -9,10 +9,9 @@ use tracing::span;
 
 use super::*;
 use crate::config::Config;
-use crate::engine::{Backoff, ConsumerStart, Full, Item, Load, Notice};
+use crate::engine::{Backoff, ConsumerStart, Full, Item, Load, Notice, Term};
 use crate::feed;
 use crate::postgres::pool::Pool;
-use crate::postgres::scope::RoleToken;
 use crate::postgres::scope::Scope;
 use crate::record::{Claim, Key};
 use crate::tally::Tally;
@@ -128,7 +127,6 @@ fn context() -> Arc<Context> {
         stream: "S".into(),
         owner: "w".into(),
         lease: config.lease,
-        role: RoleToken::default(),
         takes_over: false,
         lent: false,
     };
@@ -139,14 +137,15 @@ fn context() -> Arc<Context> {
         config: Arc::new(config),
         tally,
         partitions: watch::Sender::default(),
-        role: RoleToken::default(),
+        term: Term::default(),
+        handled: watch::Sender::default(),
         may_forget: watch::Sender::new(false),
     })
 }
 
 async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
     let start = ConsumerStart {
-        term: 1,
+        term: Term::default(),
         shares: false,
         lanes: 1,
         batch: 1,

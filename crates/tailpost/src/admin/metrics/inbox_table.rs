@@ -60,6 +60,10 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
         |it| Some(it.left as f64),
     gauge("inbox_lanes", Unit::Number, "Aggregates with an event at work or waiting."):
         |it| Some(it.lanes as f64),
+    gauge("inbox_went_back_timestamp_seconds", Unit::Timestamp,
+        "When the consumer last went back by itself: its stream or its database came back from an \
+         earlier state."):
+        |it| it.went_back_at.map(|at| at.as_second() as f64),
 ];
 
 /// What the servers know of each consumer, as of some seconds ago.

@@ -6,6 +6,7 @@ use anyhow::Context;
 use async_nats::jetstream;
 use async_nats::jetstream::consumer::PullConsumer;
 use serde::Serialize;
+use tokio_postgres::error::SqlState;
 
 use crate::cli::WaitArgs;
 use crate::config::Settings;
@@ -45,11 +46,16 @@ pub(super) async fn run(args: &WaitArgs, settings: &Settings) -> anyhow::Result<
     Err(super::late(format!("{left} after {:?}", args.timeout)).into())
 }
 
-/// Waits until the consumer has answered what the stream has now. Returns how much it has not.
+/// Between two looks whether the records know the end of what is answered.
+const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
+
+/// Waits until the consumer has answered what the stream has now, and its records say so. Returns how
+/// much it has not.
 async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyhow::Result<u64> {
     let configured = settings.consumers()?.into_iter().find(|it| it.name == consumer);
     let stream = configured.map_or_else(|| settings.stream.name.clone(), |it| it.stream);
     let client = settings.nats_target()?.connect("tailpost wait").await?;
+    let records = Records::of(consumer, &stream, settings, client.clone()).await?;
     let context = jetstream::new(client);
     let looking = || format!("look for the consumer {consumer} of the stream {stream}");
     let last = context.get_stream(&stream).await.with_context(looking)?;
@@ -63,13 +69,52 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
         let info = durable.info().await.with_context(looking)?;
         let left = info.num_pending + info.num_ack_pending as u64;
         let is_there = info.delivered.stream_sequence >= last || had_nothing;
+        let mut pause = LOOK_EVERY;
         if left == 0 && is_there || info.ack_floor.stream_sequence >= last {
-            return Ok(0);
-        }
-        if left > 0 && Instant::now() >= until {
+            if records.are_whole().await? {
+                return Ok(0);
+            }
+            if Instant::now() >= until {
+                return Ok(1);
+            }
+            pause = LOOK_UP_EVERY;
+        } else if left > 0 && Instant::now() >= until {
             return Ok(left);
         }
         had_nothing = left == 0;
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(pause).await;
     }
+}
+
+/// The inbox's records of a consumer.
+struct Records(inbox::Rewinder);
+
+impl Records {
+    async fn of(
+        consumer: &str,
+        stream: &str,
+        settings: &Settings,
+        nats: async_nats::Client,
+    ) -> anyhow::Result<Self> {
+        let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
+        let builder = inbox::Inbox::builder(consumer).stream(stream).nats(nats);
+        let builder = builder.schema(settings.table()?.schema());
+        Ok(Self(builder.rewinder(inbox::Connection::with_guard(client, task))?))
+    }
+
+    /// A broker that has every acknowledgement is believed where there is no inbox, or none that may
+    /// be looked at.
+    async fn are_whole(&self) -> anyhow::Result<bool> {
+        match self.0.unhandled().await {
+            Ok(unhandled) => Ok(unhandled.is_none()),
+            Err(inbox::Error::Sql { source, .. }) if is_no_inbox(&source) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn is_no_inbox(error: &tokio_postgres::Error) -> bool {
+    let none =
+        [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN, SqlState::INSUFFICIENT_PRIVILEGE];
+    error.code().is_some_and(|code| none.contains(code))
 }

@@ -6,7 +6,11 @@ use super::*;
 
 const LEASE: Duration = Duration::from_secs(3);
 
-fn engine(term: u64, now: Instant) -> ConsumerEngine {
+fn term(server: i64) -> Term {
+    Term { server, ..Term::default() }
+}
+
+fn engine(term: Term, now: Instant) -> ConsumerEngine {
     let start = ConsumerStart {
         term,
         shares: false,
@@ -36,8 +40,8 @@ fn is_taken_over(engine: &mut ConsumerEngine, role: Role, now: Instant) -> bool 
 #[test]
 fn a_session_ends_when_another_worker_has_the_role() {
     let now = Instant::now();
-    let mut engine = engine(1, now);
-    let active = Role::Active { term: 1, until: now + LEASE };
+    let mut engine = engine(term(1), now);
+    let active = Role::Active { term: term(1), until: now + LEASE };
     for role in [active, Role::Unknown, active] {
         assert!(!is_taken_over(&mut engine, role, now), "{role:?}");
     }
@@ -47,7 +51,7 @@ fn a_session_ends_when_another_worker_has_the_role() {
 #[test]
 fn a_session_ends_when_the_role_was_taken_again_before_anybody_looked() {
     let now = Instant::now();
-    let mut engine = engine(1, now);
-    assert!(!is_taken_over(&mut engine, Role::Active { term: 1, until: now + LEASE }, now));
-    assert!(is_taken_over(&mut engine, Role::Active { term: 2, until: now + LEASE }, now));
+    let mut engine = engine(term(1), now);
+    assert!(!is_taken_over(&mut engine, Role::Active { term: term(1), until: now + LEASE }, now));
+    assert!(is_taken_over(&mut engine, Role::Active { term: term(2), until: now + LEASE }, now));
 }

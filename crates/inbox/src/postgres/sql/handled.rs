@@ -1,0 +1,54 @@
+//! The statements on up to where everything is handled.
+
+use super::claim::remembered;
+
+/// When the server was started, in microseconds since 1970: tells one that may lack what another one
+/// committed from that one.
+pub(crate) const SERVER: &str =
+    "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
+
+/// Up to where, of the stream `$2` that was created at `$3`, and on which server. No row if nobody
+/// ever had the consumer; null if nobody has written it down of this stream.
+pub(crate) fn find_handled(schema: &str) -> String {
+    format!(
+        "SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
+             THEN handled_to END, {SERVER}
+         FROM {schema}.inbox_roles WHERE consumer = $1"
+    )
+}
+
+/// Only for the worker that has the role by the token `$5`, on the server `$6`.
+pub(crate) fn write_handled(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_roles
+         SET handled_stream = $2, handled_created = $3, handled_to = $4
+         WHERE consumer = $1 AND token = $5 AND {SERVER} = $6 RETURNING handled_to"
+    )
+}
+
+/// The first of these events, by their sequences, that has no end: neither in its record, nor as a
+/// dead letter, which may be due once more.
+pub(crate) fn first_unhandled(schema: &str) -> String {
+    format!(
+        "SELECT min(i.seq)
+         FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
+         WHERE i.{remembered}
+             AND NOT EXISTS (SELECT FROM {schema}.inbox_messages AS m
+                 WHERE m.consumer = $1 AND m.message_id = i.message_id
+                     AND m.event_time = i.event_time
+                     AND m.status || '' IN ('PROCESSED', 'DEAD', 'REJECTED'))
+             AND NOT EXISTS (SELECT FROM {schema}.inbox_dead_letter AS d
+                 WHERE d.consumer = $1 AND d.message_id = i.message_id)",
+        remembered = remembered(schema)
+    )
+}
+
+/// The last of these events whose record names the sequence `$4` that it is stored at.
+pub(crate) fn last_in_place(schema: &str) -> String {
+    format!(
+        "SELECT max(m.stream_seq)
+         FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
+         JOIN {schema}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
+             AND m.event_time = i.event_time AND m.stream_seq = i.seq"
+    )
+}
