@@ -1,6 +1,7 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
 mod advisories;
+mod any_history;
 mod any_message;
 mod bounds;
 mod consumer_ahead;
