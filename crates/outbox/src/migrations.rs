@@ -92,8 +92,8 @@ impl Migration {
     }
 }
 
-/// The lines of a text, each with the name of the section that it is in.
-fn sections(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
+/// The lines of a migration's text, each with the name of the section that it is in.
+pub fn sections(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
     let mut section = None;
     text.lines().filter_map(move |line| {
         if let Some(name) = line.strip_prefix(BEGIN) {
@@ -108,7 +108,9 @@ fn sections(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
     })
 }
 
-fn fill_in(text: &str, table: &Table) -> String {
+/// A migration's text with the names of `table` in place of `{table}`, `{schema}` and the columns'.
+#[must_use]
+pub fn fill_in(text: &str, table: &Table) -> String {
     let mut sql = String::with_capacity(text.len());
     // In one pass, since a name may itself look like a placeholder.
     let mut rest = text;
@@ -154,8 +156,24 @@ pub async fn migrate(
     table: &Table,
     layout: Layout,
 ) -> Result<Vec<Migration>, Error> {
+    migrate_from(client, table, layout, None, "").await
+}
+
+/// The same, and applies those from the version `from` on once more, after the statements `first`: others
+/// have dropped what they made, and a later one may have changed it.
+///
+/// # Errors
+///
+/// As [`migrate`].
+pub async fn migrate_from(
+    client: &mut Client,
+    table: &Table,
+    layout: Layout,
+    from: Option<i32>,
+    first: &str,
+) -> Result<Vec<Migration>, Error> {
     let prepare = prepare(table);
-    if pending(client, table).await?.is_empty() {
+    if pending(client, table, from).await?.is_empty() {
         return Ok(Vec::new());
     }
     let tx = client.transaction().await.map_err(prepare)?;
@@ -164,7 +182,8 @@ pub async fn migrate(
     create_schema(&tx, table.schema()).await.map_err(prepare)?;
     tx.batch_execute(&record_table(table)).await.map_err(prepare)?;
     // Again, since another run may have been at work until the lock was ours.
-    let pending = pending(&tx, table).await?;
+    let pending = pending(&tx, table, from).await?;
+    tx.batch_execute(first).await.map_err(prepare)?;
     for migration in &pending {
         let script = format!("{}\n{}", migration.render(table, layout), record(migration, table));
         tx.batch_execute(&script).await.map_err(|source| {
@@ -200,8 +219,12 @@ pub fn render_partitioned(table: &Table) -> String {
     fill_in(&part.flat_map(|(_, line)| [line, "\n"]).collect::<String>(), table)
 }
 
-/// The migrations that are not recorded yet, after checking those that are.
-async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migration>, Error> {
+/// The migrations that are not recorded yet, or are to be applied again, after checking the record.
+async fn pending(
+    client: &impl GenericClient,
+    table: &Table,
+    from: Option<i32>,
+) -> Result<Vec<Migration>, Error> {
     let recorded = recorded(client, table).await.map_err(prepare(table))?;
     let name = table.to_string();
     if let Some(other) = recorded.iter().find(|it| it.outbox_table != name) {
@@ -215,7 +238,10 @@ async fn pending(client: &impl GenericClient, table: &Table) -> Result<Vec<Migra
     for migration in MIGRATIONS {
         match recorded.iter().find(|it| it.version == migration.version) {
             None => pending.push(*migration),
-            Some(it) if it.checksum == migration.checksum() => {}
+            Some(it) if it.checksum == migration.checksum() => {
+                let is_again = from.is_some_and(|it| it <= migration.version);
+                pending.extend(is_again.then_some(*migration));
+            }
             Some(it) => {
                 return Err(Error::Refused(changed(migration, &it.checksum, table)));
             }

@@ -31,10 +31,4 @@ pub enum DecodeError {
         /// The byte found there.
         value: u8,
     },
-    /// A name is not UTF-8: the replication connection must ask for `client_encoding` UTF8.
-    #[error("{field} in a pgoutput message is not utf-8")]
-    NotUtf8 {
-        /// The field that was being read.
-        field: &'static str,
-    },
 }

@@ -51,13 +51,15 @@ impl Reader {
         Ok(self.bytes.split_to(byte_count))
     }
 
-    /// A string that ends with a NUL byte.
+    /// A string that ends with a NUL byte. One that is not UTF-8 has a character for each byte.
     pub(crate) fn string(&mut self, field: &'static str) -> Result<String, DecodeError> {
         let end = self.bytes.iter().position(|byte| *byte == 0);
         let text = self.bytes.split_to(end.ok_or(DecodeError::Truncated { field })?);
         self.bytes.advance(1);
-        let text = std::str::from_utf8(&text).map_err(|_| DecodeError::NotUtf8 { field })?;
-        Ok(text.to_owned())
+        Ok(match std::str::from_utf8(&text) {
+            Ok(text) => text.to_owned(),
+            Err(_) => text.iter().copied().map(char::from).collect(),
+        })
     }
 
     /// Fails unless everything has been taken.

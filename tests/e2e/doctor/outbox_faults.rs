@@ -85,6 +85,21 @@ const TABLES: &[Fault] = &[
         &["ALTER TABLE public.outbox_events RESET (autovacuum_enabled)"],
     ),
     Fault::new(
+        "outbox-schema",
+        "error",
+        &[Sql(&["DROP VIEW outbox_status", "DROP FUNCTION tailpost_jsonb"])],
+        &["tailpost setup"],
+    ),
+    Fault::new(
+        "outbox-schema",
+        "error",
+        &[Sql(&["ALTER TABLE tailpost_state ALTER COLUMN epoch TYPE int"])],
+        &[
+            "ALTER TABLE \"public\".tailpost_state ALTER COLUMN epoch TYPE BIGINT*",
+            "tailpost setup",
+        ],
+    ),
+    Fault::new(
         "outbox-migrations",
         "error",
         &[Sql(&[
@@ -157,11 +172,7 @@ const TABLES: &[Fault] = &[
         "outbox-table",
         "error",
         &[Sql(&["DROP TABLE outbox_events CASCADE"])],
-        &[
-            "DELETE FROM \"public\".\"tailpost_migrations\"",
-            "DROP PUBLICATION IF EXISTS tailpost",
-            "tailpost setup",
-        ],
+        &["DROP PUBLICATION IF EXISTS tailpost", "tailpost setup"],
     ),
 ];
 

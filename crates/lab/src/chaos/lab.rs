@@ -114,8 +114,13 @@ impl Lab {
         lab.set("NATS_URL", &format!("nats://{}", lab.to_nats.addr()));
         lab.set("TAILPOST_ADMIN__LISTEN", "off");
         lab.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "200ms");
-        daemon::run_to_end(&["setup"], &lab.env).await?;
+        lab.setup().await?;
         Ok(lab)
+    }
+
+    /// Runs `tailpost setup`.
+    pub(super) async fn setup(&self) -> Result<()> {
+        daemon::run_to_end(&["setup"], &self.env).await
     }
 
     /// Tells what happens, with the time since the lab was opened.

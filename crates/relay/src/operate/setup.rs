@@ -111,6 +111,8 @@ pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
 pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Error> {
     let store = Store::patient(config, "tailpost setup").await?;
     store.lock_setup().await?;
+    store.check_encoding().await?;
+    store.check_former().await?;
     let mut steps = Box::pin(tables(config, &store, storage)).await?;
     check_policies(config, &store).await?;
     if store.fit_dead_letters().await? {

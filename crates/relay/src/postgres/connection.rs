@@ -7,13 +7,16 @@ use outbox::migrations::{self, Layout, Migration};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tokio_postgres::types::{BorrowToSql, ToSql};
-use tokio_postgres::{Row, RowStream, Statement, ToStatement};
+use tokio_postgres::{CopyOutStream, Row, RowStream, Statement, ToStatement};
 use tracing::warn;
 
 use super::columns::{self, Types};
 use super::opening::Opening;
 use super::pool::Session;
 use crate::error::Error;
+
+/// Has rows come as they are stored until the transaction ends. In UTF-8 that is no difference.
+const AS_STORED_NOW: &str = "SET LOCAL client_encoding = 'SQL_ASCII'";
 
 /// How long a statement may take.
 pub(crate) enum Bound {
@@ -162,6 +165,18 @@ impl Connection {
         self.statement("prepare a statement", self.client.prepare(sql)).await
     }
 
+    /// Copies rows whose texts come as they are stored, in a transaction. The statement itself is in
+    /// UTF-8.
+    pub(super) async fn copy_as_stored(
+        &self,
+        doing: &'static str,
+        sql: &str,
+    ) -> Result<CopyOutStream, Error> {
+        let statement = self.client.prepare(sql).await.map_err(Error::sql(doing))?;
+        self.batch_execute(doing, AS_STORED_NOW).await?;
+        self.client.copy_out(&statement).await.map_err(Error::sql(doing))
+    }
+
     /// Whether there is a table or a view; `name` is quoted.
     pub(crate) async fn has_relation(
         &self,
@@ -179,14 +194,18 @@ impl Connection {
         Ok(columns::read_types(&rows))
     }
 
-    /// Applies the migrations that the database lacks. Returns those.
+    /// Applies the migrations that the database lacks, and those from the version `from` on, after the
+    /// statements `first`. Returns those.
     pub(crate) async fn migrate(
         &mut self,
         table: &Table,
         layout: Layout,
+        from: Option<i32>,
+        first: &str,
     ) -> Result<Vec<Migration>, Error> {
         let Self { client, bound } = self;
-        let migrated = async { Ok(migrations::migrate(client, table, layout).await?) };
+        let migrated = migrations::migrate_from(client, table, layout, from, first);
+        let migrated = async { Ok(migrated.await?) };
         bound.within("migrate the tables", migrated).await
     }
 }

@@ -2,6 +2,7 @@
 
 mod emitted;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::str::FromStr;
@@ -15,6 +16,7 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use uuid::Uuid;
 
 pub(crate) use self::emitted::Messages;
+use super::Encoding;
 use super::columns::{
     BPCHAR, BYTEA, CHAR, INT2, INT4, INT8, JSON, JSONB, NAME, TEXT, TIMESTAMP, TIMESTAMPTZ, Types,
     USER_DEFINED_MIN, UUID, VARCHAR, is_required, missing,
@@ -78,10 +80,19 @@ pub(crate) struct Rows {
     table: Table,
     routing: Routing,
     relations: HashMap<u32, Layout>,
+    /// The numbers of tables that are or were the outbox, whatever they are called.
+    own: Vec<u32>,
+    encoding: Encoding,
 }
 
-/// What a relation's columns are to us, in the relation's order; `None` for a foreign relation.
-type Layout = Option<Vec<Meaning>>;
+/// What a relation is to us.
+enum Layout {
+    /// The outbox, with the meanings of its columns in their order.
+    Outbox(Vec<Meaning>),
+    /// It was the outbox, and is called otherwise. Of a partition no row comes under its own name.
+    Former(String),
+    Foreign,
+}
 
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
@@ -98,15 +109,52 @@ enum Meaning {
 
 impl Rows {
     pub(crate) fn new(table: Table, routing: Routing) -> Self {
-        Self { table, routing, relations: HashMap::new() }
+        let (relations, own) = (HashMap::new(), Vec::new());
+        Self { table, routing, relations, own, encoding: Encoding::Utf8 }
+    }
+
+    /// The same for rows that come as they are stored in a database of that encoding.
+    pub(crate) fn stored_in(self, encoding: Encoding) -> Self {
+        Self { encoding, ..self }
+    }
+
+    /// The same, for a log of which no row is left out that went into the tables of these numbers.
+    pub(crate) fn all_of(self, own: Vec<u32>) -> Self {
+        Self { own, ..self }
     }
 
     /// Learns a relation.
     pub(crate) fn relation(&mut self, relation: &Relation) -> Result<(), Error> {
-        let ours = relation.namespace == self.table.schema() && relation.name == self.table.name();
-        let layout = if ours { Some(layout(&self.table, relation)?) } else { None };
+        let name = |name| self.encoding.name(name);
+        let (namespace, table) = (name(&relation.namespace), name(&relation.name));
+        let layout = if namespace == self.table.schema() && table == self.table.name() {
+            Layout::Outbox(self.layout(relation)?)
+        } else if self.own.contains(&relation.oid) {
+            Layout::Former(format!("{namespace}.{table}"))
+        } else {
+            Layout::Foreign
+        };
         self.relations.insert(relation.oid, layout);
         Ok(())
+    }
+
+    fn layout(&self, relation: &Relation) -> Result<Vec<Meaning>, Error> {
+        let columns = self.table.columns();
+        let names =
+            || relation.columns.iter().map(|it| (self.encoding.name(&it.name), it.type_oid));
+        for column in Column::ALL {
+            if is_required(column) && !names().any(|(name, _)| name == columns.name(column)) {
+                return Err(missing(&self.table, column));
+            }
+        }
+        let meaning = |(name, type_oid): (Cow<'_, str>, u32)| match (columns.find(&name), &*name) {
+            (Some(column), _) => Meaning::Event(column, type_oid),
+            (None, "seq") => Meaning::Seq,
+            (None, "txid") => Meaning::Txid,
+            (None, "published_at") => Meaning::PublishedAt,
+            (None, _) => Meaning::Nothing,
+        };
+        Ok(names().map(meaning).collect())
     }
 
     /// Decodes an insert. `None` if it is not into the outbox, or nothing is to be done about it, or
@@ -114,19 +162,23 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// [`Error::Table`] if the row comes before its relation: whatever else its columns hold is the
+    /// [`Error::Unusable`] if it is into a table that was the outbox, [`Error::Table`] if the row comes
+    /// before its relation: whatever else its columns hold is the
     /// event's own misfortune, which says so.
     pub(crate) fn insert(&self, insert: &Insert) -> Result<Option<Outgoing>, Error> {
         let layout = match self.relations.get(&insert.relation_oid) {
-            Some(Some(layout)) => layout,
-            Some(None) => return Ok(None),
+            Some(Layout::Outbox(layout)) => layout,
+            Some(Layout::Foreign) => return Ok(None),
+            Some(Layout::Former(name)) => return Err(swapped(name)),
             None => return Err(Error::Table("a row came before its relation".into())),
         };
         let mut partial = PartialEvent::new(NO_TIME);
         let (mut seq, mut txid) = (None, None);
         for (datum, meaning) in insert.tuple.iter().zip(layout) {
             match *meaning {
-                Meaning::Event(column, type_oid) => partial.take(column, type_oid, &datum),
+                Meaning::Event(column, type_oid) => {
+                    partial.take(column, type_oid, &datum, &self.encoding)
+                }
                 Meaning::Seq => seq = long(&datum),
                 Meaning::Txid => txid = long(&datum),
                 // Restored from elsewhere, or moved to another partition.
@@ -150,7 +202,7 @@ impl Rows {
         for column in Column::ALL {
             let Raw { type_oid, bytes } = get(row, column as usize)?;
             let datum = bytes.map_or(Datum::Null, Datum::Binary);
-            partial.take(column, type_oid, &datum);
+            partial.take(column, type_oid, &datum, &self.encoding);
         }
         let behind = Column::ALL.len();
         let (seq, txid) = (get(row, behind)?, get(row, behind + 1)?);
@@ -185,6 +237,13 @@ impl Rows {
     }
 }
 
+fn swapped(name: &str) -> Error {
+    Error::Unusable {
+        problem: format!("rows go into {name}, which was the outbox"),
+        fix: "run `tailpost setup`, and have whoever wrote them write to the outbox".into(),
+    }
+}
+
 /// A row on its way to an event.
 struct PartialEvent {
     event: Event,
@@ -199,11 +258,16 @@ impl PartialEvent {
         Self { event: blank(occurred_at), has_id: false, misfits: Vec::new() }
     }
 
-    fn take(&mut self, column: Column, type_oid: u32, datum: &Datum) {
-        if set(&mut self.event, column, type_oid, datum).is_some() {
-            self.has_id |= column == Column::Id && !is_nothing(datum);
-        } else {
+    fn take(&mut self, column: Column, type_oid: u32, datum: &Datum, encoding: &Encoding) {
+        let converted = encoding.convert(type_oid, datum);
+        let datum = converted.as_ref().map_or(datum, |(converted, _)| converted);
+        if set(&mut self.event, column, type_oid, datum).is_none() {
             self.misfits.push((column, misfit(column, type_oid, datum)));
+        } else if let Some((_, false)) = converted {
+            let why = "holds bytes that have no equivalent in UTF-8, escaped in the dead letter";
+            self.misfits.push((column, why.to_owned()));
+        } else {
+            self.has_id |= column == Column::Id && !is_nothing(datum);
         }
     }
 }
@@ -282,24 +346,6 @@ impl ToSql for Micros {
     }
 
     to_sql_checked!();
-}
-
-fn layout(table: &Table, relation: &Relation) -> Result<Vec<Meaning>, Error> {
-    let columns = table.columns();
-    for column in Column::ALL {
-        let is_there = || relation.columns.iter().any(|it| it.name == columns.name(column));
-        if is_required(column) && !is_there() {
-            return Err(missing(table, column));
-        }
-    }
-    let meaning = |name: &str, type_oid: u32| match (columns.find(name), name) {
-        (Some(column), _) => Meaning::Event(column, type_oid),
-        (None, "seq") => Meaning::Seq,
-        (None, "txid") => Meaning::Txid,
-        (None, "published_at") => Meaning::PublishedAt,
-        (None, _) => Meaning::Nothing,
-    };
-    Ok(relation.columns.iter().map(|it| meaning(&it.name, it.type_oid)).collect())
 }
 
 fn blank(committed_at: Timestamp) -> Event {
@@ -430,63 +476,4 @@ fn timestamp(postgres_micros: i64) -> Timestamp {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(value: &[u8]) -> Bytes {
-        Bytes::copy_from_slice(value)
-    }
-
-    #[test]
-    fn timestamps_are_read_in_both_forms() {
-        let expected: Timestamp = "2026-11-21T01:24:33.123456Z".parse().unwrap();
-        let micros = expected.as_microsecond() - POSTGRES_EPOCH_UNIX_SECONDS * 1_000_000;
-        let binary = Datum::Binary(bytes(&micros.to_be_bytes()));
-        assert_eq!(instant(&binary, TIMESTAMPTZ), Some(expected));
-        assert_eq!(instant(&binary, INT8), None);
-        let text = Datum::Text(bytes(b"2026-11-21 01:24:33.123456+00"));
-        assert_eq!(instant(&text, TIMESTAMPTZ), Some(expected));
-        assert_eq!(timestamp(i64::MAX), Timestamp::MAX);
-        assert_eq!(timestamp(i64::MIN), Timestamp::MIN);
-    }
-
-    #[test]
-    fn jsonb_loses_its_version_byte_and_json_nothing() {
-        let jsonb = Datum::Binary(bytes(b"\x01{\"a\": 1.00}"));
-        assert_eq!(json(&jsonb, JSONB).as_deref(), Some(&b"{\"a\": 1.00}"[..]));
-        assert_eq!(json(&Datum::Binary(bytes(b"\x02{}")), JSONB), None);
-        assert_eq!(json(&Datum::Text(bytes(b"{}")), JSONB).as_deref(), Some(&b"{}"[..]));
-        assert_eq!(json(&Datum::Binary(bytes(b"{}")), JSON).as_deref(), Some(&b"{}"[..]));
-    }
-
-    #[test]
-    fn integers_of_any_width_become_versions() {
-        assert_eq!(integer(&Datum::Binary(bytes(&7i16.to_be_bytes())), INT2), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&7i64.to_be_bytes())), INT8), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(&i64::MAX.to_be_bytes())), INT8), None);
-        assert_eq!(integer(&Datum::Text(bytes(b"7")), TEXT), Some(7));
-        assert_eq!(integer(&Datum::Binary(bytes(b"0007")), TEXT), None);
-    }
-
-    #[test]
-    fn a_text_is_what_postgresql_prints_and_never_a_number_of_bytes() {
-        let id = Uuid::from_u128(7);
-        let string = |value: &[u8], oid| string(&Datum::Binary(bytes(value)), oid);
-        assert_eq!(string(b"o-1", VARCHAR).as_deref(), Some("o-1"));
-        assert_eq!(string(b"o-1   ", BPCHAR).as_deref(), Some("o-1"));
-        assert_eq!(string(id.as_bytes(), UUID), Some(id.to_string().into()));
-        assert_eq!(string(&7i64.to_be_bytes(), INT8).as_deref(), Some("7"));
-        assert_eq!(string(b"paid", USER_DEFINED_MIN).as_deref(), Some("paid"));
-        assert_eq!(string(&7f64.to_be_bytes(), 701), None);
-        assert_eq!(string(b"\xff", TEXT), None);
-    }
-
-    #[test]
-    fn bytes_pass_as_they_are() {
-        let binary = Datum::Binary(bytes(b"\x01\xff\0"));
-        assert_eq!(payload(&binary, BYTEA).as_deref(), Some(&b"\x01\xff\0"[..]));
-        assert_eq!(payload(&Datum::Text(bytes(b"\\x01")), BYTEA), None);
-        assert_eq!(payload(&Datum::Binary(bytes(b"plain")), TEXT).as_deref(), Some(&b"plain"[..]));
-        assert_eq!(payload(&Datum::Binary(bytes(&7i32.to_be_bytes())), INT4), None);
-    }
-}
+mod tests;

@@ -8,6 +8,7 @@ use pgwire_replication::IdentifySystem;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use super::encoding::AS_STORED;
 use super::sql::{LastLooks, StateRow, Store};
 use super::start_snapshot::readable;
 use super::walsender::{Replication, Walsender, number, text};
@@ -67,6 +68,7 @@ impl Slot {
     ) -> Result<Self, Error> {
         let (mut session, identity) = Replication::connect(config).await?;
         session.query(GIVE_UP_SOON, "configure the session").await?;
+        session.query(AS_STORED, "configure the session").await?;
         store.lock_slot(&config.slot).await?;
         let on = On { config, store, tail };
         let ensured = ensure(&on, &mut session, &identity).await;

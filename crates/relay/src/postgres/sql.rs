@@ -9,6 +9,7 @@ mod decide;
 mod explain_replays;
 mod find;
 mod forget_replays;
+mod former;
 mod give;
 mod history;
 mod index;
@@ -42,6 +43,7 @@ use outbox::migrations::{Layout, Migration};
 use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio::sync::OnceCell;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{SimpleQueryMessage, Statement};
 use uuid::Uuid;
@@ -66,9 +68,11 @@ use crate::error::Error;
 use crate::postgres::answered::{ANSWER_MAX, answered};
 use crate::postgres::columns;
 use crate::postgres::connection::{Bound, Connection};
+use crate::postgres::encoding;
 use crate::postgres::opening::Opening;
 use crate::postgres::publication::{self, Age, Standing};
 pub(crate) use crate::postgres::rows::ScannedRow;
+use crate::postgres::schema;
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{LastLooks, ResolvedPlace, StateRow, oldest_running};
@@ -79,6 +83,9 @@ pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
 const STATEMENT_MS_MAX: u32 = 55_000;
+
+/// The latest migration without which no relay works.
+const LATEST_NEEDED: i32 = 5;
 
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
@@ -185,9 +192,29 @@ impl Store {
         self.connection.unbound();
     }
 
-    /// Applies the migrations that the database lacks. Returns those.
+    /// Applies the migrations that the database lacks, or something of them. Returns those.
+    ///
+    /// # Errors
+    ///
+    /// Also if something cannot be brought back: [`Error::Unusable`].
     pub(crate) async fn migrate(&mut self, layout: Layout) -> Result<Vec<Migration>, Error> {
-        self.connection.migrate(&self.table, layout).await
+        let lacks = schema::lacking(self, &self.table).await?;
+        if let Some(misfit) = schema::misfit(&lacks) {
+            return Err(misfit);
+        }
+        let from = lacks.iter().map(|it| it.version).min();
+        // Before the text, which names these columns.
+        let columns: Vec<_> = lacks.iter().filter_map(|it| it.statement.as_deref()).collect();
+        let migrated =
+            self.connection.migrate(&self.table, layout, from, &columns.join("; ")).await;
+        migrated.map_err(|error| match error.code() {
+            Some(SqlState::NOT_NULL_VIOLATION) => Error::Unusable {
+                problem: format!("columns are missing, and rows have no value for them: {}", columns.join("; ")),
+                fix: "restore the table from a backup, or, if its rows may be lost, delete them, and run \
+                      `tailpost setup`".into(),
+            },
+            _ => error,
+        })
     }
 
     /// Whether a row that is gone may be that of a published event.
@@ -396,10 +423,21 @@ impl Store {
         }
     }
 
-    /// Whether the tables are there, and fit each other.
+    /// Whether the tables are there, with all that a relay needs, and fit each other.
     pub(crate) async fn check_outbox(&self) -> Result<(), Error> {
+        self.check_encoding().await?;
+        self.check_former().await?;
         self.check_tables().await?;
         columns::check(&self.table, &self.types(&self.table.quoted()).await?)?;
+        let mut lacks = schema::lacking(self, &self.table).await?;
+        lacks.retain(|it| it.is_needed && it.version <= LATEST_NEEDED);
+        if let Some(misfit) = schema::misfit(&lacks) {
+            return Err(misfit);
+        }
+        if !lacks.is_empty() {
+            let names: Vec<_> = lacks.iter().map(|it| it.what.as_str()).collect();
+            return Err(Error::NotSetUp { missing: names.join(", ") });
+        }
         if let Some(type_oid) = self.unfit_dead_letters().await? {
             let dead = self.table.companion("outbox_dead_letter");
             let name = mark::type_name(type_oid);
@@ -408,9 +446,14 @@ impl Store {
         Ok(())
     }
 
+    /// Whether a relay reads the database's texts.
+    pub(crate) async fn check_encoding(&self) -> Result<(), Error> {
+        encoding::check(self).await.map(drop)
+    }
+
     /// Whether all tables are there.
     pub(crate) async fn check_tables(&self) -> Result<(), Error> {
-        // The first, and one of the latest without which no relay works.
+        // The first, and one of the latest.
         for table in ["tailpost_state", "tailpost_streams"] {
             self.check_table(table).await?;
         }
@@ -449,6 +492,7 @@ impl Store {
             Standing::Unfit(found) => found.refusal(publication),
         };
         self.distrust_slot(slot).await?;
+        self.check_former().await?;
         Err(unfit)
     }
 }

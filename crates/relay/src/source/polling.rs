@@ -28,7 +28,7 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader};
-use crate::postgres::{Opening, Rows, Store, sql};
+use crate::postgres::{Encoding, Opening, Rows, Store, sql};
 use crate::reporter::Reporter;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
@@ -67,6 +67,7 @@ impl Source for Polling {
         store.check_outbox().await?;
         store.check_marks_are_on_rows().await?;
         store.check_shards(config).await?;
+        let encoding = Encoding::of(&store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         nats::stream_check::check(config, client, &tail).await?;
         lost_end::mend_claimed(config, &store, &tail).await?;
@@ -92,7 +93,7 @@ impl Source for Polling {
         });
         let source = Self {
             config: Arc::clone(config),
-            rows: Rows::new(config.table.clone(), config.routing()),
+            rows: Rows::new(config.table.clone(), config.routing()).stored_in(encoding),
             tail: tail.clone(),
             stream_created,
             claims: HashMap::new(),

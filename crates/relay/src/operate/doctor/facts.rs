@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::nats::stream_check::Finding;
 use crate::operate::RetentionReport;
 use crate::postgres::columns::Misfit;
+use crate::postgres::schema::Lack;
 
 /// A fact, or why nobody knows it.
 pub(crate) type Known<T> = Result<T, Skip>;
@@ -201,6 +202,9 @@ pub(crate) struct OutboxTable {
     pub(crate) unvacuumed: Vec<String>,
     /// What the role lacks: table, and the privileges.
     pub(crate) lacks: Vec<(String, Vec<String>)>,
+    /// What the migrations made, and is not there.
+    #[serde(skip)]
+    pub(crate) lost: Vec<Lack>,
     /// `None` if the role may not read the record.
     #[serde(skip)]
     pub(crate) migrations: Option<Migrations>,
@@ -218,6 +222,8 @@ pub(crate) struct Contents {
     pub(crate) retention: Option<RetentionReport>,
     /// Slots of another number of shards are on record: what is wrong, and what mends it.
     pub(crate) other_shards: Option<(String, String)>,
+    /// A table that was the outbox has rows that are not published: the same.
+    pub(crate) former: Option<(String, String)>,
 }
 
 /// How far partitions reach.

@@ -21,6 +21,8 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("outbox-columns", "its columns are of the types that the relay reads", columns)
         .before_setup(),
     rule("outbox-logged", "a crash does not empty it", logged).before_setup(),
+    rule("outbox-former", "no table that was the outbox has rows to publish", former),
+    rule("outbox-schema", "what its migrations made is there", schema),
     rule("outbox-migrations", "its migrations are those of this version", migrations),
     rule("outbox-privileges", "the role may read and write the tables", privileges),
     rule("outbox-policies", "no policy hides rows from the role", policies).before_setup(),
@@ -54,17 +56,10 @@ fn table(seen: &Seen) -> Judged {
     if found.migrations.as_ref().is_none_or(|it| it.applied == 0) {
         return Ok(Verdict::Error(evidence, setup()));
     }
-    // What is on record is not done again.
-    let record = table.companion("tailpost_migrations");
-    let mut remedies = vec![
-        Remedy::sql(format!("DELETE FROM {record}"))
-            .with_caution("only if the table was dropped: not if postgres.table is mistyped"),
-    ];
     // Those that are left would publish nothing.
     let drop = |name: &str| Remedy::sql(format!("DROP PUBLICATION IF EXISTS {name}"));
-    remedies.extend(seen.config.each_shard().iter().map(|it| drop(&it.publication)));
-    remedies.extend(setup());
-    Ok(Verdict::Error(format!("{evidence}, and its migrations are on record"), remedies))
+    let drops = seen.config.each_shard().into_iter().map(|it| drop(&it.publication));
+    Ok(Verdict::Error(evidence, drops.chain(setup()).collect()))
 }
 
 /// A warning, since another role may run set-up.
@@ -128,6 +123,29 @@ fn logged(seen: &Seen) -> Judged {
         format!("UNLOGGED: {}: the log does not bring its rows", unlogged.join(", ")),
         unlogged.iter().map(set).collect(),
     ))
+}
+
+fn former(seen: &Seen) -> Judged {
+    Ok(refusal(seen.contents()?.former.as_ref(), || "there is none".into()))
+}
+
+fn refusal(found: Option<&(String, String)>, fine: impl FnOnce() -> String) -> Verdict {
+    match found {
+        None => Verdict::Ok(fine()),
+        Some((problem, fix)) => Verdict::Error(problem.clone(), vec![Remedy::advice(fix.clone())]),
+    }
+}
+
+fn schema(seen: &Seen) -> Judged {
+    let lost = &seen.table()?.lost;
+    if lost.is_empty() {
+        return Ok(Verdict::Ok("all of it".into()));
+    }
+    let names: Vec<_> = lost.iter().map(|it| it.what.as_str()).collect();
+    let misfits = lost.iter().filter(|it| it.is_misfit);
+    let statements = misfits.filter_map(|it| it.statement.clone()).map(Remedy::sql);
+    let remedies = statements.chain(setup()).collect();
+    Ok(Verdict::Error(format!("not there: {}", names.join(", ")), remedies))
 }
 
 fn migrations(seen: &Seen) -> Judged {
@@ -294,10 +312,8 @@ fn ownership(seen: &Seen, table: &OutboxTable, until: &str) -> Judged {
 }
 
 fn shards(seen: &Seen) -> Judged {
-    Ok(match &seen.contents()?.other_shards {
-        None => Verdict::Ok(format!("relay.shards = {}", seen.config.each_shard().len())),
-        Some((problem, fix)) => Verdict::Error(problem.clone(), vec![Remedy::advice(fix.clone())]),
-    })
+    let count = || format!("relay.shards = {}", seen.config.each_shard().len());
+    Ok(refusal(seen.contents()?.other_shards.as_ref(), count))
 }
 
 fn upkeep(seen: &Seen) -> Judged {

@@ -9,7 +9,7 @@ use super::read_server::skip;
 use crate::config::{Config, MarkBy};
 use crate::error::Error;
 use crate::operate::maintain::{end, is_short};
-use crate::postgres::{Connection, Store, columns};
+use crate::postgres::{Connection, Store, columns, schema};
 
 /// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
 /// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes.
@@ -62,6 +62,7 @@ const TABLE: &str = "
 pub(super) async fn table(connection: &Connection, config: &Config) -> Known<OutboxTable> {
     let read = look_at_table(connection, config).await;
     let mut facts = read.map_err(|error| skip(&error))?;
+    facts.lost = schema::lacking(connection, &config.table).await.map_err(|error| skip(&error))?;
     facts.migrations = migrations(connection, &config.table).await.ok();
     Ok(facts)
 }
@@ -134,15 +135,19 @@ pub(super) async fn contents(
     let largest_payload = largest_payload(connection, &config.table).await?;
     let partitions = partitions(store).await?;
     let retention = store.retention_row().await?;
-    let other_shards = match store.check_shards(config).await {
-        Err(Error::Unusable { problem, fix }) => Some((problem, fix)),
-        checked => {
-            checked?;
-            None
-        }
-    };
+    let other_shards = refusal(store.check_shards(config).await)?;
+    let former = refusal(store.check_former().await)?;
     let needless_indexes = store.needless_indexes(config).await?;
-    Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards })
+    Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards, former })
+}
+
+/// What is wrong, and what mends it.
+fn refusal(checked: Result<(), Error>) -> Result<Option<(String, String)>, Error> {
+    match checked {
+        Ok(()) => Ok(None),
+        Err(Error::Unusable { problem, fix }) => Ok(Some((problem, fix))),
+        Err(error) => Err(error),
+    }
 }
 
 async fn partitions(store: &Store) -> Result<Option<Partitions>, Error> {

@@ -24,6 +24,7 @@ const SETTINGS: &[&str] = &[
     "max_wal_senders",
     "max_slot_wal_keep_size",
     "idle_replication_slot_timeout",
+    "server_encoding",
     "max_connections",
     "superuser_reserved_connections",
     "sync_replication_slots",

@@ -6,6 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use super::facts::{Failure, Seen};
 use crate::config::Mode;
+use crate::postgres::encoding;
 
 /// Connections of a relay: the replication connection and those for statements, at their peak.
 const CONNECTIONS: i64 = 10;
@@ -20,6 +21,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("postgres-reachable", "the role can log in", reachable),
     rule("postgres-version", "PostgreSQL is 14 or later", version),
     rule("postgres-primary", "the server is a primary", primary),
+    rule("postgres-encoding", "a relay reads the database's texts", database_encoding),
     rule("postgres-encryption", "the connection is encrypted", encryption),
     rule("postgres-connections", "there are connections for a relay", connections),
     rule("postgres-old-transactions", "no transaction is open for long", old_transactions),
@@ -153,6 +155,14 @@ fn old_transactions(seen: &Seen) -> Judged {
         format!("{evidence}: a new slot waits for it, and vacuum removes no rows"),
         vec![remedy],
     ))
+}
+
+fn database_encoding(seen: &Seen) -> Judged {
+    let name = seen.server()?.setting("server_encoding")?;
+    Ok(match encoding::refusal(name) {
+        None => Verdict::Ok(name.to_owned()),
+        Some((problem, fix)) => Verdict::Error(problem, vec![Remedy::advice(fix)]),
+    })
 }
 
 fn clock(seen: &Seen) -> Judged {

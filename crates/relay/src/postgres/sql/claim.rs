@@ -107,7 +107,7 @@ impl Store {
             ids = ids.join(","),
             not_owed = not_owed(&self.table),
         );
-        let copied = self.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let copied = self.copy_as_stored(DOING, &sql).await?;
         let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
         let rows: Vec<_> = rows.try_collect().await.map_err(Error::sql(DOING))?;
         self.batch_execute(DOING, "COMMIT").await?;

@@ -84,7 +84,7 @@ impl Scan {
             },
         );
         let process = self.0.query_one(DOING, "SELECT pg_backend_pid()", &[]).await?.get(0);
-        let copied = self.0.client().copy_out(&sql).await.map_err(Error::sql(DOING))?;
+        let copied = self.0.copy_as_stored(DOING, &sql).await?;
         let rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
         Ok(Scanner { store: self.0, rows, is_at_end: false, process })
     }

@@ -55,6 +55,10 @@ impl Books {
         self.0.client().is_closed()
     }
 
+    pub(crate) async fn check_former(&self) -> Result<(), Error> {
+        self.0.check_former().await
+    }
+
     /// Also says what keeps PostgreSQL from sending what is committed, if it waits for others.
     pub(crate) async fn heartbeat(&self, slot: &str) -> Result<Option<String>, Error> {
         self.0.heartbeat().await?;

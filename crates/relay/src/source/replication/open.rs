@@ -22,7 +22,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
-use crate::postgres::{Messages, Opening, Rows, Slot, Store, drained, sql};
+use crate::postgres::{Encoding, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
 
@@ -182,6 +182,7 @@ async fn log_stream(
         false => store.forget_wal_messages(&config.slot).await?,
     }
     let rows = Rows::new(config.table.clone(), config.routing());
+    let rows = rows.all_of(store.outbox_oids().await?).stored_in(Encoding::of(store).await?);
     let messages = Messages::new(&config.table, config.wal.messages);
     Ok((LogStream::new(walsender, rows, messages), state))
 }

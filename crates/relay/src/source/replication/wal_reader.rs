@@ -17,8 +17,9 @@ use crate::config::{Config, RewindConfig};
 use crate::engine::{Ignored, Outgoing, ReplayPage, ReplayRow, Unpublished};
 use crate::error::Error;
 use crate::nats::History;
+use crate::postgres::encoding::AS_STORED;
 use crate::postgres::sql::TakenReplay;
-use crate::postgres::{Messages, Rows, Store};
+use crate::postgres::{Encoding, Messages, Rows, Store};
 use crate::reporter::POSTGRES_EPOCH_UNIX_MICROS;
 
 const READING: &str = "read the log again";
@@ -94,12 +95,14 @@ impl WalReader {
             )));
         }
         // A statement lasts for as long as the broker takes what it brings.
-        store.batch_execute(READING, "SET statement_timeout = 0").await?;
+        let encoding = Encoding::of(&store).await?;
+        let patiently = format!("SET statement_timeout = 0; {AS_STORED}");
+        store.batch_execute(READING, &patiently).await?;
         Ok(Opened::Reader(Box::new(Self {
             store,
             slot,
             publication: config.publication.clone(),
-            rows: Rows::new(config.table.clone(), config.routing()),
+            rows: Rows::new(config.table.clone(), config.routing()).stored_in(encoding),
             messages: Messages::new(&config.table, true),
             takes_messages: config.wal.messages,
             history,

@@ -1,0 +1,114 @@
+//! What somebody else drops of the schema is named, and `tailpost setup` brings it back.
+
+use support::{DEADLINE, TestEnv};
+
+/// What is dropped, how it is named, and whether a relay cannot do without it.
+const DROPPED: &[(&str, &str, bool)] = &[
+    ("ALTER TABLE outbox_events DROP COLUMN stream_seq CASCADE", "column stream_seq of ", true),
+    (
+        "ALTER TABLE outbox_events DROP COLUMN txid CASCADE, DROP COLUMN seq CASCADE,
+             DROP COLUMN published_at CASCADE, DROP COLUMN event_version CASCADE",
+        "column seq of ",
+        true,
+    ),
+    ("DROP TABLE tailpost_owed", "table \"public\".tailpost_owed", true),
+    ("DROP TABLE tailpost_published, outbox_dead_letter CASCADE", ".outbox_dead_letter", true),
+    ("ALTER TABLE tailpost_state DROP COLUMN wal_prefix", "column wal_prefix of ", true),
+    ("ALTER TABLE outbox_dead_letter DROP COLUMN payload", "column payload of ", true),
+    ("ALTER TABLE tailpost_replays DROP COLUMN subject_prefix", "column subject_prefix of ", true),
+    ("DROP FUNCTION tailpost_jsonb", "function \"public\".tailpost_jsonb", true),
+    ("DROP VIEW outbox_status", "view \"public\".outbox_status", false),
+    ("DROP INDEX idx_outbox_dead_letter_blocked", "idx_outbox_dead_letter_blocked", false),
+    (
+        "DROP TABLE tailpost_migrations, tailpost_replays, tailpost_replay_events, tailpost_epochs,
+             tailpost_rewind, tailpost_rewind_marks, tailpost_retention",
+        "table \"public\".tailpost_epochs",
+        true,
+    ),
+];
+
+// proves: G-SETUP-2
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_drop_is_named_and_brought_back_by_setup() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    let mut expected = env.insert(20).await;
+    for (drop, name, is_needed) in DROPPED {
+        env.execute(drop).await;
+        expected.extend(env.insert(1).await);
+        let (told, _) = env.ends_with(1, &["doctor"]).await;
+        assert!(told.contains(name) && told.contains("tailpost setup"), "{drop}:\n{told}");
+        if *is_needed {
+            let (_, log) = env.ends_with(3, &["relay"]).await;
+            assert!(log.contains(name) && log.contains("tailpost setup"), "{drop}:\n{log}");
+        }
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("created  migration"), "{drop}:\n{told}");
+        env.ends_with(0, &["doctor"]).await;
+    }
+    let relay = env.relay();
+    expected.extend(env.insert(5).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    let mut stored = env.stored_ids().await;
+    stored.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(stored, expected);
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(!told.contains("created"), "{told}");
+}
+
+/// Types are an operator's to change, and rows that lack a value too.
+// proves: G-SETUP-2
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_brought_back_is_refused_with_what_mends_it() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    for command in ["setup", "relay"] {
+        env.execute("ALTER TABLE tailpost_state ALTER COLUMN epoch TYPE int").await;
+        let (_, log) = env.ends_with(4, &[command]).await;
+        let (_, statement) = log.split_once("run `").expect("a statement");
+        env.execute(statement.split('`').next().expect("its end")).await;
+    }
+    env.setup().await;
+
+    env.insert(1).await;
+    let relay = env.relay();
+    env.wait_marked().await;
+    relay.sigterm();
+    assert!(relay.wait_exit(DEADLINE).await.success());
+    env.execute("ALTER TABLE tailpost_state DROP COLUMN timeline").await;
+    let (_, log) = env.ends_with(4, &["setup"]).await;
+    assert!(log.contains("ADD COLUMN timeline ") && log.contains("backup"), "{log}");
+    env.execute("DELETE FROM tailpost_state").await;
+    let (_, log) = env.ends_with(4, &["setup"]).await;
+    let (_, statement) = log.split_once("drop it with `").expect("a statement");
+    env.execute(statement.split('`').next().expect("its end")).await;
+    env.setup().await;
+    let _relay = env.relay();
+    env.insert(1).await;
+    env.wait_stored(2).await;
+}
+
+/// Tables that somebody has made for something else, or with other names for the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_without_the_columns_of_marks_is_adopted() {
+    for table in [
+        "id UUID PRIMARY KEY, aggregate_type TEXT, aggregate_id TEXT, event_type TEXT, payload JSONB",
+        "id UUID PRIMARY KEY, aggregate_type TEXT, aggregate_id TEXT, event_type TEXT, payload JSONB,
+         created_at TIMESTAMPTZ DEFAULT now(), processed BOOLEAN DEFAULT false",
+    ] {
+        let env = TestEnv::new().await;
+        env.execute(&format!("CREATE TABLE outbox_events ({table})")).await;
+        let mut expected = env.insert(5).await;
+        env.ends_with(0, &["doctor", "--pre"]).await;
+        env.setup().await;
+        env.ends_with(0, &["doctor"]).await;
+        let _relay = env.relay();
+        expected.extend(env.insert(5).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
+    }
+}
