@@ -7,22 +7,22 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 6] = [
-    ("inbox", 10360),
-    ("lab", 6330),
-    ("outbox", 2385),
-    ("pgoutput", 483),
-    ("relay", 29620),
-    ("tailpost", 12940),
+    ("inbox", 10509),
+    ("lab", 6212),
+    ("outbox", 2354),
+    ("pgoutput", 481),
+    ("relay", 30534),
+    ("tailpost", 12709),
 ];
 
 /// Settings of the configuration file.
 const SETTINGS: usize = 94;
 
 /// Words of `docs/`.
-const WORDS: usize = 45_300;
+const WORDS: usize = 46_072;
 
 /// Places at which a test waits for words in a log instead of a state.
-const WAITS_FOR_WORDS: usize = 97;
+const WAITS_FOR_WORDS: usize = 46_072;
 
 /// A budget that is this much larger than what is there is to be lowered.
 const SLACK_PERCENT: usize = 3;

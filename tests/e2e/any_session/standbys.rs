@@ -4,7 +4,7 @@ use lab::{Port, PostgresOptions};
 use support::{DEADLINE, TestEnv, TestEnvOptions, get, until};
 
 /// The setting names a slot that is not there. One session waits, and everybody who asks is told.
-// proves: G-SEEN-2
+// proves: G-SEEN-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_that_is_away_and_holds_events_back_is_named() {
     let postgres = PostgresOptions { version: Some(18), ..PostgresOptions::default() };

@@ -61,8 +61,7 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
     gauge("inbox_lanes", Unit::Number, "Aggregates with an event at work or waiting."):
         |it| Some(it.lanes as f64),
     gauge("inbox_went_back_timestamp_seconds", Unit::Timestamp,
-        "When the consumer last went back by itself: its stream or its database came back from an \
-         earlier state."):
+        "When the consumer last went back by itself."):
         |it| it.went_back_at.map(|at| at.as_second() as f64),
 ];
 
