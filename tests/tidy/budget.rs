@@ -19,10 +19,10 @@ const LINES: [(&str, usize); 6] = [
 const SETTINGS: usize = 94;
 
 /// Words of `docs/`.
-const WORDS: usize = 46_072;
+const WORDS: usize = 46_192;
 
 /// Places at which a test waits for words in a log instead of a state.
-const WAITS_FOR_WORDS: usize = 46_072;
+const WAITS_FOR_WORDS: usize = 97;
 
 /// A budget that is this much larger than what is there is to be lowered.
 const SLACK_PERCENT: usize = 3;

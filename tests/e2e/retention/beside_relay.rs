@@ -106,9 +106,9 @@ async fn a_failure_of_retention_ends_nothing_and_is_told() {
     let mut env = hasty().await;
     let admin = Port::reserve().expect("a free port");
     env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    env.execute("ALTER TABLE tailpost_published_history RENAME TO elsewhere").await;
     let relay = env.relay();
     relay.wait_active().await;
+    env.execute("ALTER TABLE tailpost_published_history RENAME TO elsewhere").await;
     let readyz = async |text: &str| {
         let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
         told.starts_with("HTTP/1.1 200 ") && told.contains(text)
