@@ -11,7 +11,7 @@ const LINES: [(&str, usize); 6] = [
     ("lab", 6212),
     ("outbox", 2354),
     ("pgoutput", 481),
-    ("relay", 30534),
+    ("relay", 30535),
     ("tailpost", 12709),
 ];
 

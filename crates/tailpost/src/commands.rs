@@ -49,7 +49,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man(args) => manual::pages(&args.dir),
         #[cfg(feature = "lab")]
-        Command::Demo(args) => lab::demo(args).await,
+        Command::Demo(args) => Box::pin(lab::demo(args)).await,
         #[cfg(feature = "lab")]
         Command::Chaos(args) => lab::chaos(args).await,
     }
