@@ -87,9 +87,6 @@ const STATEMENT_MS_MAX: u32 = 55_000;
 /// The latest migration without which no relay works.
 const LATEST_NEEDED: i32 = 5;
 
-/// The migration whose tables only retention needs, which says so by itself.
-const RETENTION: i32 = 4;
-
 /// A connection for statements, and their texts.
 pub(crate) struct Store {
     connection: Connection,
@@ -433,7 +430,8 @@ impl Store {
         self.check_tables().await?;
         columns::check(&self.table, &self.types(&self.table.quoted()).await?)?;
         let mut lacks = schema::lacking(self, &self.table).await?;
-        lacks.retain(|it| it.is_needed && it.version <= LATEST_NEEDED && it.version != RETENTION);
+        // Retention (4) says by itself what it lacks.
+        lacks.retain(|it| it.is_needed && it.version <= LATEST_NEEDED && it.version != 4);
         if let Some(misfit) = schema::misfit(&lacks) {
             return Err(misfit);
         }

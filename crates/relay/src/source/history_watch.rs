@@ -49,7 +49,7 @@ fn jittered(pause: Duration) -> Duration {
 ///
 /// # Errors
 ///
-/// If the stream has lost its end, or is another one: the next session mends that.
+/// If the stream has lost its end: the next session mends that.
 pub(super) async fn compare(
     rows: &Rows,
     tail: &TailReader,
@@ -70,8 +70,10 @@ async fn compared(rows: &Rows, tail: &TailReader, stream: &str) -> Result<Histor
     // Before the stream is asked: it may only have more.
     let noted = rows.noted_end(stream).await?;
     let info = tail.info().await?;
+    // Of a stream that was made anew the next look at its end tells, and its rows do until then.
     if let Some((created, end)) = noted
-        && (created != lost_end::created(&info).to_string() || info.state.last_sequence < end)
+        && created == lost_end::created(&info).to_string()
+        && info.state.last_sequence < end
     {
         return Err(Error::Stalled(STREAM_IS_SHORTER));
     }
