@@ -168,9 +168,9 @@ impl Lanes {
     }
 
     /// Takes up to `max` events that are handled in the same way: the oldest that can be started,
-    /// and what fits to it. No two have the same id, nor that of one at work. If they are fast, several of one aggregate may
-    /// be among them, in order; otherwise they are of different aggregates. An aggregate whose first
-    /// event is not `allowed` is passed over.
+    /// and what fits to it. No two have the same id, nor that of one at work. If they are fast, several
+    /// of one aggregate may be among them, in order; otherwise they are of different aggregates. An
+    /// aggregate whose first event is not `allowed` is passed over.
     pub(crate) fn take(&mut self, max: usize, allowed: impl Fn(MessageId) -> bool) -> Vec<Item> {
         let mut taken = Vec::new();
         if max == 0 || self.alone_at_work.is_some() {

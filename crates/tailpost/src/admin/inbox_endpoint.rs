@@ -5,7 +5,7 @@ mod inbox_dead_letters;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use inbox::{BreakerState, State, Status, Upkept};
 use serde::Serialize;
@@ -128,11 +128,14 @@ impl Consumer {
     }
 }
 
+/// How long after a handler's time is over its event has an end.
+const ANSWERED: Duration = Duration::from_secs(10);
+
 /// Whether events are pending, and nothing becomes of them.
 fn stalled(sample: &Sample) -> Option<String> {
     let (seconds, pending) = (sample.unmoved.as_secs(), sample.durable?.pending);
     let told = format!("{pending} events are pending, and for {seconds} s none was delivered");
-    (sample.unmoved >= PROGRESS_TIMEOUT).then_some(told)
+    (sample.unmoved >= PROGRESS_TIMEOUT.max(sample.timeout + ANSWERED)).then_some(told)
 }
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.
@@ -163,7 +166,6 @@ struct ConsumerStatus {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use inbox::{Backlog, Claims, DeadLetterCounts, LeaseCounts, Summary};
 
@@ -228,6 +230,16 @@ mod tests {
         let stalled = told(State::Active, 31);
         let reason = "9 events are pending, and for 31 s none was delivered";
         assert!(!stalled.ready && stalled.reason.as_deref() == Some(reason));
+        let slow = |seconds| {
+            let (unmoved, timeout) = (Duration::from_secs(seconds), Duration::from_secs(60));
+            let sample = Sample { unmoved, timeout, ..sampled.clone() };
+            Consumer::of(
+                &Status { state: State::Active, ..Status::default() },
+                Some(&sample),
+                false,
+            )
+        };
+        assert!(slow(69).ready && !slow(70).ready, "every lane may have an event that takes long");
     }
 
     #[test]

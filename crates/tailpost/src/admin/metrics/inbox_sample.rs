@@ -14,6 +14,8 @@ pub(crate) struct Sample {
     pub(crate) durable: Option<Durable>,
     /// For how long events have been pending, and none was delivered or handled.
     pub(crate) unmoved: Duration,
+    /// For how long a handler may keep an event, while the worker may take no other.
+    pub(crate) timeout: Duration,
 }
 
 /// What the broker knows about a consumer.

@@ -117,7 +117,9 @@ fn sampler(
     nats: async_nats::Client,
     parts: &[Part],
 ) -> anyhow::Result<Sampler> {
-    let consumers = parts.iter().map(|it| (it.consumer.name.clone(), it.consumer.stream.clone()));
+    let consumers = parts
+        .iter()
+        .map(|Part { consumer: it, .. }| (it.name.clone(), it.stream.clone(), it.timeout));
     let statuses = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
     Ok(Sampler {
         postgres: postgres.clone(),

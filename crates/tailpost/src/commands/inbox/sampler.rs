@@ -33,8 +33,8 @@ pub(super) struct Sampler {
     pub(super) postgres: PostgresTarget,
     pub(super) table: outbox::Table,
     pub(super) nats: async_nats::Client,
-    /// Names, each with its stream.
-    pub(super) consumers: Vec<(String, String)>,
+    /// Names, each with its stream, and how long its handler may take.
+    pub(super) consumers: Vec<(String, String, Duration)>,
     pub(super) statuses: BTreeMap<String, watch::Receiver<Status>>,
     pub(super) every: Duration,
 }
@@ -74,14 +74,15 @@ impl Sampler {
         let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
         let context = jetstream::new(self.nats.clone());
         // A broker that is away leaves the database's figures as fresh as they are.
-        let asked = self.consumers.iter().map(|(name, stream)| {
+        let asked = self.consumers.iter().map(|(name, stream, may_take)| {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
             let asked = timeout(ASK_MAX, context.get_consumer_from_stream(name, stream));
             async move {
                 let consumer: Option<PullConsumer> = asked.await.ok().and_then(Result::ok);
                 let durable = consumer.map(|it| durable(it.cached_info()));
                 let backlog = found.unwrap_or_default();
-                (name.clone(), Sample { backlog, durable, unmoved: Duration::ZERO })
+                let (unmoved, timeout) = (Duration::ZERO, *may_take);
+                (name.clone(), Sample { backlog, durable, unmoved, timeout })
             }
         });
         let consumers = futures_util::future::join_all(asked).await.into_iter().collect();
