@@ -174,10 +174,9 @@ async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
 /// older than the slot. Newer events of its aggregate wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newer_ones() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MODE", "poll");
-    env.setup().await; // the table, and no slot
-    env.set("TAILPOST_RELAY__MODE", "fenced");
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.ends_with(0, &["slot", "drop"]).await;
     env.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
     let client = env.client().await;
     env.postgres.wait_for_standbys(&client, "nobody").await.expect("let commits wait");
@@ -185,7 +184,7 @@ async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newe
     let (first, second, third) = (env.client().await, env.client().await, env.client().await);
     let begin = "BEGIN; SELECT pg_current_xact_id()";
     first.batch_execute(begin).await.expect("begin");
-    let setup = env.spawn(&["setup"]);
+    let create = env.spawn(&["slot", "create"]);
     let waited_for = |pid: i32| {
         format!("SELECT count(*) FROM pg_stat_activity WHERE {pid} = ANY (pg_blocking_pids(pid))")
     };
@@ -206,7 +205,7 @@ async fn a_commit_older_than_the_slot_that_waits_for_a_standby_comes_before_newe
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
     until(DEADLINE, "the commit waits", async || env.query::<i64>(waits).await == 1).await;
     second.batch_execute("COMMIT").await.expect("commit");
-    assert!(setup.wait_exit(DEADLINE).await.success(), "{}", setup.log());
+    assert!(create.wait_exit(DEADLINE).await.success(), "{}", create.log());
 
     let relay = env.relay();
     env.execute("SELECT outbox_emit('order', 'o-1', 'Second', '{}')").await;

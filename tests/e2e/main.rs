@@ -64,6 +64,7 @@ mod setup;
 mod shards;
 mod silence;
 mod slot_life;
+mod slot_waits;
 mod standby;
 mod stop;
 mod storm;

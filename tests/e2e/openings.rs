@@ -44,7 +44,7 @@ async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is
 
     let relay = env.relay();
     // What it waits for is not for everybody.
-    wait_ready(admin, 503, "waiting for others in the database").await;
+    wait_ready(admin, 200, "the slot waits; events come from the table").await;
     let status = get(admin, "/api/v1/status").await.expect("an answer");
     let evidence = format!("to create the replication slot: for process {pid} (month end)");
     assert!(status.contains(&evidence), "{status}");

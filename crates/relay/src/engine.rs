@@ -73,8 +73,8 @@ pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, Clai
 pub(crate) use self::decides::{Decides, Figures};
 pub(crate) use self::effect::{
     Age, BooksEffect, BrokerEffect, Effect, Effects, End, Found, MarkingEffect, OpenScan, Pass,
-    ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Statement, SweepRange, Unmarked,
-    Verdict, Watermark,
+    ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Sees, Statement, SweepRange,
+    Unmarked, Verdict, Watermark,
 };
 use self::liveness::{Liveness, Silence};
 pub(crate) use self::marking::{
@@ -117,6 +117,8 @@ pub(crate) struct EngineStart {
     pub(crate) backfill: Backfill,
     pub(crate) replaying: Replaying,
     pub(crate) checkpoint: Checkpoint,
+    /// PostgreSQL makes the slot: rows come from the table alone, until that is there.
+    pub(crate) awaits_slot: bool,
     /// From how much of PostgreSQL's log on the slot keeps too much.
     pub(crate) wal_limit: Option<u64>,
     /// With `--once`: done when everything before this is resolved.
@@ -145,6 +147,7 @@ pub(crate) struct Engine {
     checkpoint: Checkpoint,
     slot_watch: SlotWatch,
     liveness: Liveness,
+    awaits_slot: bool,
     ending: Ending,
     /// When the last turn came to send.
     awake_at: Duration,
@@ -174,7 +177,10 @@ impl Decides for Engine {
     }
 
     fn wants_log(&self) -> bool {
-        !self.is_draining() && !self.backfill.holds_the_log_back() && self.publishing.has_room()
+        !self.awaits_slot
+            && !self.is_draining()
+            && !self.backfill.holds_the_log_back()
+            && self.publishing.has_room()
     }
 
     /// The copies of a replay rest until then.
@@ -227,7 +233,8 @@ impl Decides for Engine {
 }
 
 impl Engine {
-    /// Begins the scan that the log waits for, if there is one.
+    /// Begins the scan that the log waits for, if there is one, and waits for the slot, if there is
+    /// none.
     pub(crate) fn new(start: EngineStart) -> Self {
         let mut engine = Self {
             publishing: start.publishing,
@@ -239,10 +246,14 @@ impl Engine {
             checkpoint: start.checkpoint,
             slot_watch: SlotWatch::new(start.wal_limit),
             liveness: Liveness::default(),
+            awaits_slot: start.awaits_slot,
             ending: Ending::NotYet { until: start.until },
             awake_at: Duration::ZERO,
             effects: Effects::new(),
         };
+        if engine.awaits_slot {
+            engine.effects.push_back(Effect::Books(BooksEffect::AwaitSlot));
+        }
         engine.backfill.begin_first(Duration::ZERO, &mut engine.effects);
         engine
     }
@@ -270,7 +281,9 @@ impl Engine {
         self.scan_if_due(now);
         self.look_for_replay(now);
         let resolved = self.publishing.counts().resolved();
-        self.marking.observe_if_due(now, resolved, &mut self.effects);
+        if !self.awaits_slot {
+            self.marking.observe_if_due(now, resolved, &mut self.effects);
+        }
         if let Ending::NotYet { until: Some(until) } = self.ending
             && self.publishing.confirmed() >= until
             && self.backfill.is_resting()
@@ -331,6 +344,9 @@ impl Engine {
             Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
             Outcome::Checkpointed(end) => self.checkpointed(end),
             Outcome::Slot(health) => self.slot_looked_at(now, health),
+            // What it does not bring and is not published is for the next session's first scan.
+            Outcome::SlotMade if self.is_draining() => {}
+            Outcome::SlotMade => self.stop(now, "the slot is there"),
         }
     }
 

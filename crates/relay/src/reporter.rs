@@ -94,7 +94,7 @@ impl Reporter {
         self.status.restores = restores;
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
-        self.status.waiting_for = None;
+        (self.status.waiting_for, self.status.held_back) = (None, false);
         self.base = self.status.clone();
         self.role(Role::Active);
     }
@@ -113,7 +113,7 @@ impl Reporter {
     pub(crate) fn failed(&mut self, error: String) {
         self.status.reconnects_total += 1;
         self.status.last_error = Some(error);
-        self.status.waiting_for = None;
+        (self.status.waiting_for, self.status.held_back) = (None, false);
         self.role(Role::Starting);
     }
 
@@ -130,9 +130,10 @@ impl Reporter {
 
     /// PostgreSQL sends nothing, because it waits for others.
     pub(crate) fn held_back(&mut self, what: String) {
-        if self.status.waiting_for.is_none() {
+        if !self.status.held_back {
             warn!("PostgreSQL holds events back {what}");
         }
+        self.status.held_back = true;
         self.status.waiting_for = Some(what);
     }
 
@@ -293,7 +294,8 @@ impl Reporter {
         let before = resolved(status);
         status.restores &= has_gap;
         let received = state.received().max(state.confirmed());
-        if received > status.received_lsn && status.waiting_for.take().is_some() {
+        if received > status.received_lsn && std::mem::take(&mut status.held_back) {
+            status.waiting_for = None;
             info!("PostgreSQL sends events again");
         }
         status.resolved_lsn = state.confirmed();

@@ -17,7 +17,7 @@ use crate::nats::{NatsLink, has_ended, leave_server};
 use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
-use crate::source::{Polling, Replication, Source};
+use crate::source::{Ended, Polling, Replication, Source};
 use crate::standby;
 use crate::status::Role;
 
@@ -77,9 +77,15 @@ pub async fn run(
             }
         };
         let error = match ended {
-            Ok(()) => {
+            Ok(Ended::Stopped) => {
                 reporter.role(Role::Stopped);
                 return Ok(());
+            }
+            Ok(Ended::SlotIsThere) => {
+                failures = 0;
+                reporter.waiting(None);
+                reporter.role(Role::Starting);
+                continue;
             }
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
@@ -156,7 +162,7 @@ async fn session<S: Source>(
     unfenced: Option<String>,
     stop: &CancellationToken,
     reporter: &mut Reporter,
-) -> Result<(), Error> {
+) -> Result<Ended, Error> {
     let (opening, mut waits) = Opening::new(config);
     let (connects, mut connected) = watch::channel(reporter.link());
     let opened = async {
@@ -177,7 +183,7 @@ async fn session<S: Source>(
         tokio::select! {
             // First, so that no attempt is made any more.
             biased;
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return Ok(Ended::Stopped),
             Ok(()) = connected.changed() => reporter.watch(connected.borrow_and_update().clone()),
             opened = &mut opened => break opened?,
             _ = alive.tick() => reporter.alive(),

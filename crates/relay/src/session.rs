@@ -19,7 +19,7 @@ use crate::engine::{Decides, Input};
 use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::reporter::Reporter;
-use crate::source::{Job, Opened, Source};
+use crate::source::{Ended, Job, Opened, Source};
 
 /// How often timeouts are looked at, marks flushed and the status reported.
 const TICK: Duration = Duration::from_millis(20);
@@ -71,7 +71,7 @@ impl<S: Source> Session<S> {
         mut self,
         stop: &CancellationToken,
         reporter: &mut Reporter,
-    ) -> Result<(), Error> {
+    ) -> Result<Ended, Error> {
         let Err(error) = self.publish(stop, reporter).await else {
             reporter.report(&self.engine.figures(), true);
             return self.source.close(&self.engine).await;

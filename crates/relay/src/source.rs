@@ -30,6 +30,15 @@ use crate::reporter::Reporter;
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
 const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged, or was made anew";
 
+/// Why a session has ended in which nothing broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// It was asked to, or everything is done.
+    Stopped,
+    /// PostgreSQL has made the slot, which the next session is to read.
+    SlotIsThere,
+}
+
 /// What runs beside a session's loop.
 pub(crate) type Job<Done> = BoxFuture<'static, Result<Done, Error>>;
 
@@ -115,7 +124,7 @@ pub(crate) trait Source: Sized {
     fn watch_history(&mut self, now: Duration) -> Option<Job<Self::Done>>;
 
     /// Leaves, once the engine is drained.
-    async fn close(self, engine: &Self::Engine) -> Result<(), Error>;
+    async fn close(self, engine: &Self::Engine) -> Result<Ended, Error>;
 
     /// Leaves, after `error` has ended the session.
     async fn fail(self, error: &Error) -> Result<(), Error>;

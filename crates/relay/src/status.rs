@@ -112,6 +112,9 @@ pub struct Status {
     pub restores: bool,
     /// What the relay waits for before it can begin, and for whom, once that takes seconds.
     pub waiting_for: Option<String>,
+    /// PostgreSQL sends nothing, because it waits for that.
+    #[serde(skip)]
+    pub held_back: bool,
     /// Why the last session ended, or why the present one does not get on.
     pub last_error: Option<String>,
 }

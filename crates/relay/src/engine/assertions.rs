@@ -2,6 +2,8 @@
 //!
 //! They are checked in debug builds and in every simulation, also where that is built for release.
 
+use pgoutput::Lsn;
+
 use super::{Decides, Engine};
 
 /// Whether statements are checked at all.
@@ -45,8 +47,12 @@ impl Engine {
         if self.replaying.is_clear() {
             assert!(publishing.has_no_copies(), "copies are under way, and no replay is");
         }
-        if self.is_draining() {
-            assert!(!self.wants_log(), "a session that is to end reads the log");
+        if self.awaits_slot {
+            let received = publishing.received();
+            assert_eq!(received, Lsn::ZERO, "a log is read, and there is no slot");
+        }
+        if self.is_draining() || self.awaits_slot {
+            assert!(!self.wants_log(), "a session that is to end, or has no slot, reads the log");
         }
         if is_checked_whole(publishing.unresolved()) {
             let (asked, parking) = (self.parking.len(), publishing.parking());

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 pub(crate) use self::scan_ranges::ScanRanges;
-use super::effect::{Effect, Effects, OpenScan, ReadScan, ScanEffect};
+use super::effect::{Effect, Effects, OpenScan, ReadScan, ScanEffect, Sees};
 use super::messages::Resolved;
 
 /// So much longer than usual a scan waits while the session is behind.
@@ -28,6 +28,9 @@ const WATCHED_EVERY: Duration = Duration::from_secs(1);
 
 /// How long nothing is scanned, or marked, after somebody had it locked.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// How long after a scan the next one begins while nothing else brings events.
+const WITHOUT_SLOT_EVERY: Duration = Duration::from_millis(250);
 
 /// A scan, as far as it is decided here; its cursor is outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub(crate) enum ScanNotice {
 #[derive(Debug, Clone)]
 pub(crate) struct Backfill {
     interval: Duration,
+    /// PostgreSQL makes the slot: every row that is visible belongs to the scanner.
+    awaits_slot: bool,
     scan: Scan,
     ranges: ScanRanges,
     log_waits: LogWaits,
@@ -146,6 +151,7 @@ impl Backfill {
     ) -> Self {
         Self {
             interval,
+            awaits_slot: false,
             scan: Scan::Resting { until: interval },
             ranges,
             log_waits: if first { LogWaits::ForFirst } else { LogWaits::No },
@@ -161,6 +167,14 @@ impl Backfill {
             scanned: 0,
             noted: 0,
         }
+    }
+
+    /// While PostgreSQL makes the slot: what is visible is published, one scan after the other.
+    ///
+    /// What is left is the next session's, whose slot does not bring it: its gap is open.
+    pub(crate) fn without_slot() -> Self {
+        let ranges = ScanRanges::new(false, true, None);
+        Self { awaits_slot: true, ..Self::new(true, ranges, true, WITHOUT_SLOT_EVERY) }
     }
 
     pub(crate) fn holds_the_log_back(&self) -> bool {
@@ -236,7 +250,10 @@ impl Backfill {
         effects.push_back(Effect::Scan(ScanEffect::Open(OpenScan {
             range: self.ranges.next(now, for_blocked),
             log_waits: for_blocked,
-            awaits_visibility: self.gap == Gap::Open,
+            sees: match self.awaits_slot {
+                true => Sees::BeforeAwaitedSlot,
+                false => Sees::BeforeSlot { awaits_visibility: self.gap == Gap::Open },
+            },
             read: self.read(),
         })));
     }
@@ -267,7 +284,7 @@ impl Backfill {
     /// There is nothing more to be read, or with `is_cut` there may be and the session ends.
     pub(crate) fn read_to_end(&mut self, is_cut: bool, effects: &mut Effects) {
         if self.gap != Gap::Filled {
-            self.gap = if is_cut { Gap::Open } else { Gap::Read };
+            self.gap = if is_cut || self.awaits_slot { Gap::Open } else { Gap::Read };
         }
         effects.push_back(Effect::Scan(ScanEffect::Close));
     }

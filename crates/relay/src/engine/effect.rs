@@ -44,6 +44,8 @@ pub(crate) enum BooksEffect {
     /// Puts something into the log, which a server that is there sends.
     Heartbeat,
     LookAtSlot,
+    /// Waits until PostgreSQL has made the slot, which it was asked for.
+    AwaitSlot,
 }
 
 /// Of rows that others may have locked.
@@ -289,9 +291,19 @@ pub(crate) struct OpenScan {
     pub(crate) range: ScanRange,
     /// The log waits for it: it must not wait for others' locks for long.
     pub(crate) log_waits: bool,
-    /// It waits until everything is visible that the log does not bring.
-    pub(crate) awaits_visibility: bool,
+    pub(crate) sees: Sees,
     pub(crate) read: ReadScan,
+}
+
+/// Which transactions' rows a scan brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sees {
+    /// Those that the slot's start snapshot shows. With `awaits_visibility` it waits until all of
+    /// them are visible.
+    BeforeSlot { awaits_visibility: bool },
+    /// Those that are visible now, of which the start snapshot of the slot that PostgreSQL makes
+    /// will show each.
+    BeforeAwaitedSlot,
 }
 
 /// Where rows are looked for that the log does not bring.

@@ -75,6 +75,8 @@ pub(crate) enum Outcome {
     /// The slot may be confirmed up to here; `None` if that could not be written down.
     Checkpointed(Option<Lsn>),
     Slot(SlotHealth),
+    /// PostgreSQL has made the slot.
+    SlotMade,
 }
 
 /// What a scan read.

@@ -11,6 +11,7 @@
 //! and marked, and the relay grows quiet. Replay one with `REPLAY_SEED=n`.
 
 mod asked;
+mod awaited;
 mod broker;
 mod check;
 mod database;
@@ -36,6 +37,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
+use self::awaited::Kept;
 use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
 pub(in crate::engine) use self::database::marking_failure;
@@ -82,6 +84,8 @@ struct Faults {
     fickle: bool,
     /// The slot is lost now and then, and made anew.
     slot_loss: bool,
+    /// PostgreSQL makes a slot wait for older transactions, also the first one.
+    waits: bool,
     /// The stream loses messages while no relay runs.
     purges: bool,
     /// The stream comes back without its end now and then.
@@ -162,6 +166,9 @@ struct World {
     forgotten: usize,
     answers: Vec<(u64, Input)>,
     slot_confirmed: Lsn,
+    /// There is no slot yet.
+    awaits_slot: bool,
+    kept: Option<Kept>,
     /// Transactions of the log that were seen to be resolved when they were confirmed.
     checked: usize,
     written: Written,
@@ -190,6 +197,8 @@ struct World {
 struct Relay {
     generation: u64,
     engine: Engine,
+    /// It has a slot made, and reads none.
+    awaits_slot: bool,
     /// Next to deliver: transaction, and within it 0 = begin, 1.. = events, then commit.
     at: (usize, usize),
     /// What was asked for and is not executed, and what came of what is.
@@ -208,6 +217,7 @@ impl Relay {
         Self {
             generation,
             engine,
+            awaits_slot: false,
             at: (0, 0),
             jobs: Vec::new(),
             outcomes: Vec::new(),
@@ -233,7 +243,7 @@ impl World {
             &HashSet::new(),
             &HashMap::new(),
         );
-        let gap = Gap { is_open: true, has_requeued: false, lost_end: false };
+        let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
             rng,
@@ -266,6 +276,8 @@ impl World {
             forgotten: 0,
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
+            awaits_slot: false,
+            kept: None,
             checked: 0,
             written,
             replays: Vec::new(),
@@ -287,13 +299,18 @@ impl World {
             world.old_rows.push(id);
         }
         world.table.begin_epoch(Lsn(lsn));
+        if faults.waits {
+            world.await_slot();
+            world.begin_session();
+        }
         world
     }
 
     fn mint(&mut self) -> u128 {
         let id = self.next_id;
         self.next_id += 1;
-        self.keys.insert(id, self.rng.random_range(0..4));
+        let key = self.free_key();
+        self.keys.insert(id, key);
         if self.faults.poison && self.rng.random_bool(0.05) {
             self.poisoned.insert(id);
             // Half of the poison is found before sending, the other half by the broker.
@@ -311,16 +328,14 @@ impl World {
         let count = *[1, 1, 1, 2, 5].choose(&mut self.rng).expect("not empty");
         let events: Vec<u128> = (0..count).map(|_| self.mint()).collect();
         let transaction = self.table.begin();
-        let is_visible = !self.faults.hidden || self.rng.random_bool(0.7);
+        // While there is no log, whoever writes to an aggregate next has seen what was written before.
+        let is_visible = self.awaits_slot || !self.faults.hidden || self.rng.random_bool(0.7);
         for id in &events {
             if !self.emits(*id) {
                 self.table.insert(*id, transaction, is_visible, self.is_filtered(*id));
             }
         }
-        self.lsn += 10;
-        let (commit_lsn, end_lsn) = (Lsn(self.lsn), Lsn(self.lsn + 5));
-        self.lsn += 6;
-        self.log.push(Transaction { commit_lsn, end_lsn, events });
+        self.log(events);
     }
 
     /// What a row says by now.
@@ -383,6 +398,9 @@ impl World {
     }
 
     fn keepalive(&mut self) {
+        if self.relay.awaits_slot {
+            return;
+        }
         // The walsender's position: behind everything it has delivered.
         let (transaction, part) = self.relay.at;
         let wal_end = match self.log.get(transaction) {
@@ -418,6 +436,9 @@ impl World {
     }
 
     fn step(&mut self) {
+        if self.faults.waits {
+            self.wait_now_and_then();
+        }
         match self.rng.random_range(0..100) {
             0..8 => self.commit(),
             8..28 => self.some_times(Self::deliver_log),
@@ -451,6 +472,7 @@ impl World {
             _ => {}
         }
         self.effects();
+        self.leave_if_drained();
         self.check_confirmed();
     }
 

@@ -12,6 +12,7 @@ use crate::operate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
+use crate::postgres::opening::SLOT_WAITS_FOR;
 use crate::postgres::sql::{Backlog, COUNT_MAX, RewindReading};
 use crate::postgres::{Store, standby_slots};
 use crate::routing::Destination;
@@ -124,6 +125,10 @@ fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, report: &mut StatusR
         Some(slot) if slot.wal_status.as_deref() == Some("unreserved") => warnings.push(format!(
             "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
              checkpoint"
+        )),
+        Some(SlotReport { waits_for: Some(who), .. }) => report.warnings.push(format!(
+            "PostgreSQL makes {the_slot} wait for {who}: until that ends the relay publishes from the \
+             table what is visible"
         )),
         Some(slot) if !slot.active => report.unread.push(the_slot.clone()),
         Some(_) => {}
@@ -275,6 +280,7 @@ async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Erro
                 greatest(pg_current_wal_lsn() - restart_lsn, 0)::bigint AS retained_bytes,
                 safe_wal_size AS safe_wal_bytes,
                 to_jsonb(s)->>'invalidation_reason' AS invalidation_reason,
+                {SLOT_WAITS_FOR}->>'who' AS waits_for,
                 epoch_reason AS created_because, {created_at} AS created_at, gap_rows,
                 {filled_at} AS gap_filled_at
          FROM pg_replication_slots s LEFT JOIN {state} state ON slot = slot_name

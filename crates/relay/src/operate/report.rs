@@ -65,6 +65,8 @@ pub struct SlotReport {
     pub retained_bytes: u64,
     /// Why PostgreSQL gave the slot up, as PostgreSQL 17 and later say it.
     pub invalidation_reason: Option<String>,
+    /// While PostgreSQL makes it: whose transaction that waits for.
+    pub waits_for: Option<String>,
     /// Why it was created, the last time.
     pub created_because: Option<String>,
     /// When that was.

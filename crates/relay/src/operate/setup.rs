@@ -1,5 +1,7 @@
 //! Everything that must exist before a relay runs, made if it is missing.
 
+use std::time::Duration;
+
 use async_nats::Client;
 use async_nats::jetstream::context::{Context, CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::response::Response;
@@ -21,6 +23,9 @@ use crate::postgres::publication::filter;
 use crate::postgres::retire::retire;
 use crate::postgres::sql::OutboxIndex;
 use crate::postgres::{Slot, Store, columns, not_logged};
+
+/// How long a slot may wait for older transactions. A relay does not have to wait for it.
+const SLOT_WAITS_MAX: Duration = Duration::from_secs(10);
 
 /// What set-up found and did.
 #[derive(Debug, Clone, Serialize)]
@@ -166,8 +171,14 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
     }
     if !polls {
         for (config, store) in &shards {
-            let created = Box::pin(ensure_slot(config, store, &client)).await?;
-            steps.push(SetupStep { what: format!("slot {}", config.slot), created });
+            let what = format!("slot {}", config.slot);
+            match Box::pin(ensure_slot(config, store, &client, SLOT_WAITS_MAX)).await? {
+                Some(created) => steps.push(SetupStep { what, created }),
+                None => warnings.push(format!(
+                    "{what} is not there: PostgreSQL makes it wait for older transactions. `tailpost \
+                     relay` has it made, and publishes from the table until then"
+                )),
+            }
         }
     }
     Ok(SetupReport { steps, warnings })
@@ -255,20 +266,23 @@ fn layout(config: &Config) -> Layout {
     }
 }
 
+/// Says whether the slot was created now; `None` if PostgreSQL takes longer than `patience`.
 pub(crate) async fn ensure_slot(
     config: &Config,
     store: &Store,
     client: &Client,
-) -> Result<bool, Error> {
+    patience: Duration,
+) -> Result<Option<bool>, Error> {
     let tail = TailReader::new(client, &config.stream.name).await?;
-    match Box::pin(Slot::prepare(config, store, Some(&tail))).await {
-        Ok(slot) => {
+    match Box::pin(Slot::prepare(config, store, &tail, patience)).await {
+        Ok(None) => Ok(None),
+        Ok(Some(slot)) => {
             if config.wal.messages {
                 store.accept_wal_messages(&config.slot).await?;
             }
-            Ok(slot.created)
+            Ok(Some(slot.created))
         }
-        Err(Error::SlotBusy { .. }) => Ok(false), // a relay is running
+        Err(Error::SlotBusy { .. }) => Ok(Some(false)), // a relay is running
         Err(error) => Err(error),
     }
 }

@@ -1,5 +1,7 @@
 //! The replication slot in an operator's hands.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
@@ -52,7 +54,8 @@ pub async fn create_slot(config: &Config) -> Result<bool, Error> {
     let store = Store::patient(config, "tailpost slot").await?;
     store.check_set_up(config).await?;
     let client = config.nats.connect("tailpost slot").await?;
-    ensure_slot(config, &store, &client).await
+    let made = ensure_slot(config, &store, &client, Duration::MAX).await?;
+    Ok(made == Some(true))
 }
 
 async fn drop_rewind_slot(config: &Config, store: &Store) -> Result<(), Error> {

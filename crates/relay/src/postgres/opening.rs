@@ -48,6 +48,18 @@ const LOOK: &str = "
     ) b ON true
     WHERE a.pid = $1";
 
+/// Whom PostgreSQL makes a slot wait for, the one with the oldest transaction: `pid`, 0 if it is
+/// prepared, and `who` in words. `NULL` for a slot that is made. `s` is of `pg_replication_slots`.
+pub(crate) const SLOT_WAITS_FOR: &str = "(
+    SELECT jsonb_build_object('pid', blocker, 'who', CASE blocker
+        WHEN 0 THEN 'a prepared transaction, see pg_prepared_xacts'
+        ELSE concat('process ', blocker, ' (' || nullif(o.application_name, '') || ')',
+            ', whose transaction is '
+                || extract(epoch FROM clock_timestamp() - o.xact_start)::bigint || ' s old') END)
+    FROM unnest(pg_blocking_pids(s.active_pid)) AS blocker
+    LEFT JOIN pg_stat_activity o ON o.pid = blocker
+    WHERE s.confirmed_flush_lsn IS NULL ORDER BY o.xact_start LIMIT 1)";
+
 /// Watches over the steps of opening a session, one at a time.
 #[derive(Clone)]
 pub(crate) struct Opening {
@@ -73,6 +85,11 @@ impl Opening {
     /// For somebody who has only the log to tell.
     pub(crate) fn unobserved(config: &Config) -> Self {
         Self::new(config).0
+    }
+
+    /// Is told what is waited for, as long as it is.
+    pub(crate) fn waits(&self) -> watch::Receiver<Option<String>> {
+        self.waits.subscribe()
     }
 
     /// Does `work`, statements of the server's process `pid`, for as long as the server works on

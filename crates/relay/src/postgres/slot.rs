@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 use pgwire_replication::IdentifySystem;
-use tracing::{error, info, warn};
+use tokio::time::timeout;
+use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::encoding::AS_STORED;
-use super::sql::{LastLooks, StateRow, Store};
-use super::start_snapshot::readable;
+use super::new_slot::NewSlot;
+use super::sql::{StateRow, Store};
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
 use crate::engine::{
     LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, SWEPT_AT_ONCE, SweepRange, Sweeper, Tail,
-    Watermark,
 };
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
@@ -55,30 +55,14 @@ struct SlotRow {
 }
 
 impl Slot {
-    /// Connects, and makes sure of a slot whose start is known: identity and position are read on
-    /// the very session that will stream.
-    ///
-    /// A slot that is missing, lost or was left half created is created anew. Before that, what the
-    /// old one brought is marked: the sweeper takes what its last watermark covers, the tail of the
-    /// stream has the rest. So a lagging mark never makes the scanner publish a row again.
-    pub(crate) async fn prepare(
-        config: &Config,
-        store: &Store,
-        tail: Option<&TailReader>,
+    pub(super) fn new(
+        session: Replication,
+        identity: &IdentifySystem,
+        start_snapshot: String,
+        confirmed: Lsn,
+        created: bool,
     ) -> Result<Self, Error> {
-        let (mut session, identity) = Replication::connect(config).await?;
-        session.query(GIVE_UP_SOON, "configure the session").await?;
-        session.query(AS_STORED, "configure the session").await?;
-        store.lock_slot(&config.slot).await?;
-        let on = On { config, store, tail };
-        let ensured = ensure(&on, &mut session, &identity).await;
-        if let Err(silent @ Error::Silent { .. }) = ensured {
-            return Err(silent); // the lock ends with the connection
-        }
-        store.unlock_slot(&config.slot).await?;
-        let (state, confirmed, created) = ensured?;
         let reader = session.pid();
-        let start_snapshot = state.start_snapshot.ok_or_else(|| not_set_up("the slot's start"))?;
         Ok(Self {
             session,
             system_id: number(&identity.system_id)?,
@@ -88,6 +72,55 @@ impl Slot {
             reader,
             created,
         })
+    }
+
+    /// As [`find`](Self::find). Waits until PostgreSQL has made a slot that is missing; `None` if that
+    /// takes longer than `patience`.
+    pub(crate) async fn prepare(
+        config: &Config,
+        store: &Store,
+        tail: &TailReader,
+        patience: Duration,
+    ) -> Result<Option<Self>, Error> {
+        match Self::find(config, store, tail).await? {
+            Found::There(slot) => Ok(Some(slot)),
+            Found::Missing(new) => {
+                let made = timeout(patience, new.make(config, store)).await;
+                unlock(config, store, made.map_or(Ok(None), |made| made.map(Some))).await
+            }
+        }
+    }
+
+    /// Connects, and looks for a slot whose start is known: identity and position are read on the
+    /// very session that will stream.
+    ///
+    /// One that is missing, lost or was left half created is to be made anew, and stays locked until
+    /// then. What the old one brought is marked by now: the sweeper takes what its last watermark
+    /// covers, the tail of the stream has the rest. So a lagging mark never makes the scanner publish
+    /// a row again.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] while another relay reads the slot, or has it made.
+    pub(crate) async fn find(
+        config: &Config,
+        store: &Store,
+        tail: &TailReader,
+    ) -> Result<Found, Error> {
+        let (mut session, identity) = Replication::connect(config).await?;
+        session.query(GIVE_UP_SOON, "configure the session").await?;
+        session.query(AS_STORED, "configure the session").await?;
+        // Whoever has it made may hold the lock for long.
+        let seen = look(&mut session, &config.slot).await?;
+        if seen.is_some_and(|it| it.active && it.elsewhere.is_none()) {
+            return Err(Error::SlotBusy { slot: config.slot.clone() });
+        }
+        store.lock_slot(&config.slot).await?;
+        let on = On { config, store, tail };
+        match ensure(&on, session, identity).await {
+            Ok(Found::Missing(new)) => Ok(Found::Missing(new)),
+            other => unlock(config, store, other).await,
+        }
     }
 
     /// Starts to stream from the slot's confirmed position. Returns also what is written down: from
@@ -120,39 +153,54 @@ pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> 
 struct On<'a> {
     config: &'a Config,
     store: &'a Store,
-    tail: Option<&'a TailReader>,
+    tail: &'a TailReader,
 }
 
-/// Finds a usable slot or creates one. Says where it is, and whether it is new.
+/// A slot, as it was found.
+pub(crate) enum Found {
+    There(Slot),
+    Missing(NewSlot),
+}
+
+async fn unlock<T>(config: &Config, store: &Store, done: Result<T, Error>) -> Result<T, Error> {
+    if let Err(silent @ Error::Silent { .. }) = done {
+        return Err(silent); // the lock ends with the connection
+    }
+    store.unlock_slot(&config.slot).await?;
+    done
+}
+
+/// Finds a usable slot, or says that one is to be made, and does what comes before that.
 async fn ensure(
     on: &On<'_>,
-    session: &mut Replication,
-    identity: &IdentifySystem,
-) -> Result<(StateRow, Lsn, bool), Error> {
+    mut session: Replication,
+    identity: IdentifySystem,
+) -> Result<Found, Error> {
     let On { config, store, tail } = *on;
-    let found = look(session, &config.slot).await?;
+    let found = look(&mut session, &config.slot).await?;
     let state = store.load_state(&config.slot).await?;
-    match usable(config, identity, found, state)? {
-        Found::Usable(state, confirmed) => Ok((state, confirmed, false)),
-        Found::Unusable { drop, state, reason } => {
+    match usable(config, &identity, found, state)? {
+        Usable::Yes { start_snapshot, confirmed } => {
+            Slot::new(session, &identity, start_snapshot, confirmed, false).map(Found::There)
+        }
+        Usable::No { drop, state, reason } => {
             match &state {
                 Some(old) => {
-                    finish_epoch(config, store, tail, &identity.system_id, old).await?;
+                    finish_epoch(config, store, Some(tail), &identity.system_id, old).await?;
                 }
                 None => take_over_without_state(store).await?,
             }
             if drop {
                 store.drop_slot(&config.slot).await?;
             }
-            let (state, confirmed) = create(on, session, identity, state.as_ref(), reason).await?;
-            Ok((state, confirmed, true))
+            NewSlot::announce(config, store, session, identity, reason).await.map(Found::Missing)
         }
     }
 }
 
-enum Found {
-    Usable(StateRow, Lsn),
-    Unusable { drop: bool, state: Option<StateRow>, reason: &'static str },
+enum Usable {
+    Yes { start_snapshot: String, confirmed: Lsn },
+    No { drop: bool, state: Option<StateRow>, reason: &'static str },
 }
 
 fn usable(
@@ -160,7 +208,7 @@ fn usable(
     identity: &IdentifySystem,
     found: Option<SlotRow>,
     state: Option<StateRow>,
-) -> Result<Found, Error> {
+) -> Result<Usable, Error> {
     let slot = &config.slot;
     let Some(row) = found else {
         let reason = match state {
@@ -199,15 +247,15 @@ fn usable(
         "somebody replaced or advanced the slot"
     } else if !state.is_trusted {
         "the log lacks rows of the table"
-    } else if state.start_snapshot.is_none() {
-        "the slot's creation was interrupted"
+    } else if let Some(start_snapshot) = state.start_snapshot {
+        return Ok(Usable::Yes { start_snapshot, confirmed: row.confirmed });
     } else {
-        return Ok(Found::Usable(state, row.confirmed));
+        "the slot's creation was interrupted"
     };
     Ok(anew(config, true, Some(state), reason))
 }
 
-fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Found {
+fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Usable {
     if state.is_some() {
         warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
     }
@@ -220,7 +268,7 @@ fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static s
              has them; look in the application for what it emitted, and emit it once more"
         );
     }
-    Found::Unusable { drop, state, reason }
+    Usable::No { drop, state, reason }
 }
 
 /// Marks what the old slot brought and the stream has.
@@ -341,60 +389,6 @@ pub(crate) fn scan_reach(config: &Config) -> u64 {
         + 2 * config.window.events) as u64
 }
 
-async fn create(
-    on: &On<'_>,
-    session: &mut Replication,
-    identity: &IdentifySystem,
-    old: Option<&StateRow>,
-    reason: &str,
-) -> Result<(StateRow, Lsn), Error> {
-    let On { config, store, .. } = *on;
-    let slot = &config.slot;
-    let timeline = i32::try_from(identity.timeline).unwrap_or(i32::MAX);
-    let system_id = &identity.system_id;
-    store.announce_beside_no_others(config, system_id, timeline, reason).await?;
-    info!(slot, "creating the replication slot (waits for running transactions)");
-    let version: u32 =
-        number(&session.single("SELECT current_setting('server_version_num')").await?)?;
-    let doing = "create the replication slot";
-    session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", doing).await?;
-    let options = match version {
-        170_000.. => "(SNAPSHOT 'use', FAILOVER)",
-        150_000.. => "(SNAPSHOT 'use')",
-        _ => "USE_SNAPSHOT",
-    };
-    let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
-    let rows = session.create_slot(store.bound(), &sql).await?;
-    let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
-    let snapshot = readable(session.single("SELECT pg_current_snapshot()").await?);
-    session.query("COMMIT", doing).await?;
-    let start: Lsn = consistent_point
-        .and_then(|point| point.parse().ok())
-        .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
-    store.begin_epoch(slot, system_id, timeline, &snapshot, start).await?;
-    // Else the first scan has to wait until it can see everything.
-    let is_gap_filled = !store.has_hidden(&snapshot).await? && store.note_if_no_gap(slot).await?;
-    let epoch = old.map_or(0, |old| old.epoch) + 1;
-    info!(slot, %start, epoch, "created the replication slot");
-    let state = StateRow {
-        system_identifier: identity.system_id.clone(),
-        swept: Some(Watermark { snapshot: snapshot.clone(), lsn: start }),
-        start_snapshot: Some(snapshot),
-        epoch,
-        is_trusted: true,
-        watermark: None,
-        checkpoint: Some(start),
-        is_gap_filled,
-        resolved: None,
-        looks: LastLooks {
-            scanned: is_gap_filled.then_some(Duration::ZERO),
-            swept: Some(Duration::ZERO),
-        },
-        takes_messages: old.is_some_and(|old| old.takes_messages),
-    };
-    Ok((state, start))
-}
-
 async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, Error> {
     let sql = format!(
         "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
@@ -416,8 +410,4 @@ async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, 
             replaced: column(5).as_deref() == Some("t"),
         }
     }))
-}
-
-fn not_set_up(missing: &str) -> Error {
-    Error::NotSetUp { missing: missing.to_owned() }
 }

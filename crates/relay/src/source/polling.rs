@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use self::claim_jobs::{CONNECTION, Done};
 use super::history_watch::{self, HistoryWatch};
-use super::{Job, Opened, Source, lost_end};
+use super::{Ended, Job, Opened, Source, lost_end};
 use crate::config::Config;
 use crate::engine::{
     ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
@@ -200,9 +200,9 @@ impl Source for Polling {
         }))
     }
 
-    async fn close(self, engine: &ClaimEngine) -> Result<(), Error> {
+    async fn close(self, engine: &ClaimEngine) -> Result<Ended, Error> {
         info!(unresolved = engine.figures().publishing.unresolved(), "stopped");
-        Ok(())
+        Ok(Ended::Stopped)
     }
 
     /// The claims end with their connections.

@@ -1,5 +1,6 @@
 //! The log as a source: a slot brings what is committed, and is told how far everything is resolved.
 
+mod awaited_slot;
 mod effects;
 mod jobs;
 mod log_stream;
@@ -19,18 +20,19 @@ use pgoutput::Lsn;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use self::awaited_slot::AwaitedSlot;
 use self::jobs::Done;
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
 use self::replay_source::OpenReplay;
 use super::history_watch::{self, HistoryWatch};
-use super::{Job, Opened, Source};
+use super::{Ended, Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
 use crate::error::Error;
 use crate::nats::{NatsLink, TailReader};
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
-use crate::postgres::{Opening, answered};
+use crate::postgres::{self, Opening, answered};
 use crate::reporter::Reporter;
 
 /// How long the last thing that a stop writes may take.
@@ -50,11 +52,35 @@ struct OpenSlot {
     rules: i64,
 }
 
+/// What brings events, besides scans of the table.
+enum Log {
+    Read(LogStream),
+    /// Nothing yet.
+    Awaited(AwaitedSlot),
+}
+
+impl Log {
+    /// How the table's rows are read.
+    fn rows(&self) -> &postgres::Rows {
+        match self {
+            Self::Read(log) => log.rows(),
+            Self::Awaited(slot) => &slot.rows,
+        }
+    }
+
+    fn awaited(&mut self) -> Result<&mut AwaitedSlot, Error> {
+        match self {
+            Self::Read(_) => Err(Error::bug("a slot is awaited that is read")),
+            Self::Awaited(slot) => Ok(slot),
+        }
+    }
+}
+
 /// A slot that is ours.
 pub(crate) struct Replication {
     config: Arc<Config>,
     slot: OpenSlot,
-    log: LogStream,
+    log: Log,
     tail: TailReader,
     books: Arc<Books>,
     rows: Arc<Rows>,
@@ -86,7 +112,10 @@ impl Source for Replication {
     }
 
     async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
-        self.log.receive(into).await
+        match &mut self.log {
+            Log::Read(log) => log.receive(into).await,
+            Log::Awaited(_) => std::future::pending().await,
+        }
     }
 
     fn watch_connections(&self, engine: &mut Engine, now: Duration) {
@@ -119,7 +148,9 @@ impl Source for Replication {
             Done::Asked(held_back) => {
                 if let Some(what) = held_back {
                     // It lives.
-                    self.log.listen_anew();
+                    if let Log::Read(log) = &mut self.log {
+                        log.listen_anew();
+                    }
                     reporter.held_back(what);
                 }
                 return Ok(());
@@ -145,6 +176,10 @@ impl Source for Replication {
                 found
             })),
             Done::Scanned(scanned) => self.scanned(scanned)?,
+            Done::SlotMade(store) => {
+                self.log.awaited()?.made(store);
+                Outcome::SlotMade
+            }
             Done::Replaying(begun) => {
                 let (start, source) = *begun;
                 self.replay = Some(source);
@@ -176,10 +211,16 @@ impl Source for Replication {
             // waits for the replication connection for as long as that has something unconfirmed.
             return Err(Error::Stalled("the server closed the connection for statements"));
         }
-        if !engine.wants_log() {
-            self.log.listen_anew();
-        }
-        engine.tick(now, self.log.last_heard().elapsed());
+        let silence = match &mut self.log {
+            Log::Read(log) => {
+                if !engine.wants_log() {
+                    log.listen_anew();
+                }
+                log.last_heard().elapsed()
+            }
+            Log::Awaited(_) => Duration::ZERO, // whoever awaits it watches the server
+        };
+        engine.tick(now, silence);
         Ok(())
     }
 
@@ -195,7 +236,12 @@ impl Source for Replication {
         }))
     }
 
-    async fn close(self, engine: &Engine) -> Result<(), Error> {
+    async fn close(self, engine: &Engine) -> Result<Ended, Error> {
+        let log = match self.log {
+            Log::Read(log) => log,
+            Log::Awaited(slot) if slot.is_made() => return Ok(Ended::SlotIsThere),
+            Log::Awaited(_) => return Ok(Ended::Stopped),
+        };
         let (slot, before) = (&self.config.slot, self.slot.confirmed);
         let reader = SlotReader { slot: slot.clone(), pid: self.slot.reader };
         let (confirmed, place) = engine.last_position(before);
@@ -207,8 +253,8 @@ impl Source for Replication {
         };
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;
-        self.log.confirm(confirmed);
-        if !self.log.stop(confirmed).await && confirmed > before {
+        log.confirm(confirmed);
+        if !log.stop(confirmed).await && confirmed > before {
             answered("advance the slot", self.books.advance_slot(slot, confirmed)).await?;
         }
         let (publishing, counts) = (engine.publishing(), engine.publishing().counts());
@@ -220,7 +266,7 @@ impl Source for Replication {
             resyncs = counts.resyncs,
             "stopped"
         );
-        Ok(())
+        Ok(Ended::Stopped)
     }
 
     async fn fail(self, error: &Error) -> Result<(), Error> {

@@ -217,6 +217,7 @@ const RESTORES: &str =
 struct Readiness {
     ready: bool,
     role: Role,
+    /// Why it is not; or what it waits for beside its work.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -226,7 +227,13 @@ impl Readiness {
     /// does not matter yet. `slot` says what the table has.
     fn of(status: &Status, slot: Option<&SlotSample>, details: bool) -> Self {
         let unpublished = || unpublished(status, slot?, details);
+        let waits = status.waiting_for.as_deref();
         let reason = match status.role {
+            Role::Active if waits.is_some() && !status.held_back && !is_stalled(status) => {
+                let what = waits.filter(|_| details).map(|it| format!(" {it}")).unwrap_or_default();
+                let reason = format!("the slot waits{what}; events come from the table meanwhile");
+                return Self { ready: true, role: status.role, reason: Some(reason) };
+            }
             Role::Standby => unpublished(),
             Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
                 (Some(what), _) if details => format!("starting: waiting {what}"),
@@ -236,7 +243,7 @@ impl Readiness {
             }),
             Role::Stopped => Some("stopped".into()),
             Role::Active if status.restores => Some(RESTORES.into()),
-            Role::Active => match &status.waiting_for {
+            Role::Active => match status.waiting_for.as_ref().filter(|_| status.held_back) {
                 Some(what) if details => Some(format!("PostgreSQL holds events back {what}")),
                 Some(_) => Some("PostgreSQL holds events back: synchronized_standby_slots".into()),
                 None => stalled(status, details).or_else(unpublished),
@@ -274,7 +281,7 @@ impl<'a> ShardsReadiness<'a> {
         };
         let reasons: Vec<_> = shards.iter().filter_map(reason).collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        Self { ready: reason.is_none(), reason, shards }
+        Self { ready: shards.iter().all(|it| it.readiness.ready), reason, shards }
     }
 }
 
@@ -292,11 +299,15 @@ fn unpublished(status: &Status, slot: &SlotSample, details: bool) -> Option<Stri
     Some(format!("{rows} rows are not published, and for {seconds} s none was{cause}"))
 }
 
+fn is_stalled(status: &Status) -> bool {
+    status.last_progress_age().is_none_or(|age| age >= PROGRESS_TIMEOUT)
+}
+
 fn stalled(status: &Status, details: bool) -> Option<String> {
-    let age = status.last_progress_age();
-    if age.is_some_and(|age| age < PROGRESS_TIMEOUT) {
+    if !is_stalled(status) {
         return None;
     }
+    let age = status.last_progress_age();
     let since = age.map_or_else(|| "yet".into(), |age| format!("for {} s", age.as_secs()));
     let events = status.in_flight_events;
     let cause = status.last_error.as_deref().filter(|_| details);

@@ -22,6 +22,9 @@ impl Backfill {
             Scan::Paused { .. } => assert!(self.reader.is_some(), "nobody reads for the scan"),
             Scan::Busy => {}
         }
+        if self.awaits_slot {
+            assert_eq!(self.gap, Gap::Open, "rows become visible, and the gap counts as filled");
+        }
         let numbers = self.batches.iter().map(|it| it.number);
         assert!(numbers.is_sorted_by(|one, next| one < next), "batches out of order");
         assert!(self.batches.back().is_none_or(|it| it.number <= self.batches_begun));

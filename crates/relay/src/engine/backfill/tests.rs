@@ -1,7 +1,10 @@
 //! The states of a scan.
 
 use super::*;
+use crate::engine::effect::ScanRange;
 
+/// What the slot does not bring, once all of it is visible.
+const VISIBLE: Sees = Sees::BeforeSlot { awaits_visibility: true };
 const INTERVAL: Duration = Duration::from_mins(1);
 const QUIET: Scene = Scene {
     is_behind: false,
@@ -59,7 +62,7 @@ fn the_log_waits_for_the_first_scan_until_that_is_closed_and_not_while_it_is_loc
     let (mut first, mut effects) = (backfill(true, true), Effects::new());
     first.begin_first(Duration::ZERO, &mut effects);
     let open = opened(&effects).expect("a scan");
-    assert!(open.awaits_visibility && !open.log_waits && !open.read.opens_gap);
+    assert!(open.sees == VISIBLE && !open.log_waits && !open.read.opens_gap);
     first.postponed(Duration::ZERO);
     assert!(first.holds_the_log_back(), "the first scan was not finished");
     assert!(begins(&mut first, Duration::ZERO, QUIET).is_none());
@@ -117,13 +120,13 @@ fn no_scan_begins_while_the_gap_is_noted_as_filled() {
     assert!(begins(&mut backfill, INTERVAL, QUIET).is_none(), "it is being written down");
     backfill.gap_noted(false);
     let open = begins(&mut backfill, INTERVAL, QUIET).expect("a scan");
-    assert!(open.awaits_visibility && !open.read.opens_gap, "the gap is as open as it was");
+    assert!(open.sees == VISIBLE && !open.read.opens_gap, "the gap is as open as it was");
     scan_nothing(&mut backfill, INTERVAL);
     effects.clear();
     backfill.advance(INTERVAL, 0, true, false, &mut effects);
     backfill.gap_noted(true);
     let open = begins(&mut backfill, INTERVAL * 2, QUIET).expect("a scan");
-    assert!(open.read.opens_gap && !open.awaits_visibility);
+    assert!(open.read.opens_gap && open.sees != VISIBLE);
 }
 
 #[test]
@@ -164,4 +167,23 @@ fn the_log_waits_for_blocked_aggregates_only_while_a_scan_releases_them() {
     assert!(open.is_some_and(|it| it.log_waits));
     backfill.postponed(INTERVAL);
     assert!(!backfill.holds_the_log_back(), "somebody has it locked: events go on");
+}
+
+/// What becomes visible later is looked for as well, and nothing of it is written down.
+#[test]
+fn while_a_slot_is_awaited_scans_follow_each_other_and_the_gap_stays_open() {
+    let (mut backfill, mut effects) = (Backfill::without_slot(), Effects::new());
+    backfill.begin_first(Duration::ZERO, &mut effects);
+    let open = opened(&effects).expect("a scan");
+    assert!(open.sees == Sees::BeforeAwaitedSlot && open.range == ScanRange::Whole);
+    for pass in 1..4 {
+        scan_nothing(&mut backfill, Duration::ZERO);
+        effects.clear();
+        let now = WITHOUT_SLOT_EVERY * pass;
+        backfill.advance(now, 0, true, false, &mut effects);
+        assert!(effects.is_empty() && !backfill.is_clear(), "it is not to be noted: {effects:?}");
+        let open = begins(&mut backfill, now, QUIET).expect("another scan");
+        assert!(open.sees == Sees::BeforeAwaitedSlot && open.range == ScanRange::Whole);
+        assert!(!open.read.opens_gap);
+    }
 }

@@ -17,7 +17,7 @@ const SEEDS: u64 = 20;
 const STEPS: usize = 600;
 
 /// By their places.
-const NAMES: [&str; 39] = [
+const NAMES: [&str; 40] = [
     "Checkpoint",
     "Heartbeat",
     "LookAtSlot",
@@ -57,6 +57,7 @@ const NAMES: [&str; 39] = [
     "LeaveFence",
     "ClaimLost",
     "StreamIsShorter",
+    "AwaitSlot",
 ];
 
 /// Nothing is claimed from a log.
@@ -70,6 +71,7 @@ fn place(effect: &Effect) -> usize {
         Effect::Books(BooksEffect::Checkpoint { .. }) => 0,
         Effect::Books(BooksEffect::Heartbeat) => 1,
         Effect::Books(BooksEffect::LookAtSlot) => 2,
+        Effect::Books(BooksEffect::AwaitSlot) => 39,
         Effect::Rows(RowsEffect::Park(_)) => 3,
         Effect::Rows(RowsEffect::NoteFailure { .. }) => 4,
         Effect::Rows(RowsEffect::MakeUpForMarks) => 5,
@@ -189,6 +191,7 @@ fn every_effect_is_asked_for() {
         Faults { unlogged: true, is_indexed: true, ..CALM },
         Faults { slot_loss: true, poison: true, picky: true, ..rough },
         Faults { replays: true, poison: true, ..CALM },
+        Faults { waits: true, ..CALM },
         Faults { goes_back: true, ..CALM },
         Faults { fickle: true, foreign: Foreign::Always, ..CALM },
         Faults { marks_waiting_max: 3, dedup: false, ..rough },

@@ -12,7 +12,7 @@ use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
     BooksEffect, BrokerEffect, Decides, Effect, End, Found, Marked, MarkingEffect, Mode,
     NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
-    ScanEffect, ScanMarks, ScanRead, SlotHealth, Verdict,
+    ScanEffect, ScanMarks, ScanRead, Sees, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -103,7 +103,7 @@ impl World {
                 Effect::Tell(_)
                 | Effect::Marking(MarkingEffect::CloseSecondWriter)
                 | Effect::Scan(ScanEffect::Note)
-                | Effect::Books(BooksEffect::Heartbeat)
+                | Effect::Books(BooksEffect::Heartbeat | BooksEffect::AwaitSlot)
                 | Effect::Broker(BrokerEffect::LeaveServer) => {}
                 effect @ (Effect::Books(_)
                 | Effect::Rows(_)
@@ -146,7 +146,7 @@ impl World {
         let first = self.relay.jobs.iter().position(|it| connection(it) == wanted);
         let effect = self.relay.jobs.remove(first.expect("at least that one"));
         if let Effect::Scan(ScanEffect::Open(open)) = &effect
-            && open.awaits_visibility
+            && open.sees == (Sees::BeforeSlot { awaits_visibility: true })
             && self.table.has_hidden_before_slot()
         {
             self.table.show(None);
@@ -236,7 +236,7 @@ impl World {
                 Outcome::Checkpointed(Some(Lsn(self.lsn)))
             }
             BooksEffect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
-            BooksEffect::Heartbeat => panic!("not a job: {effect:?}"),
+            BooksEffect::Heartbeat | BooksEffect::AwaitSlot => panic!("not a job: {effect:?}"),
         })
     }
 
@@ -300,7 +300,12 @@ impl World {
                     self.release();
                     self.blocked()
                 });
-                self.relay.cursor = Some(self.table.unpublished(open.range).into());
+                let rows = match open.sees {
+                    Sees::BeforeSlot { .. } => self.table.unpublished(open.range),
+                    Sees::BeforeAwaitedSlot if self.awaits_slot => self.table.visible(),
+                    Sees::BeforeAwaitedSlot => return Some(Outcome::ScanPostponed),
+                };
+                self.relay.cursor = Some(rows.into());
                 let mut read = self.read_scan(open.read.with_tail, open.read.opens_gap)?;
                 read.blocked = blocked;
                 Outcome::ScanRead(read)

@@ -18,6 +18,8 @@ impl World {
         self.resume_replays();
         self.table.show(None);
         self.table.rows.values_mut().for_each(|it| it.is_locked = false);
+        self.commit_kept();
+        self.make_slot();
         let mut done_for = 0;
         for _ in 0..20_000 {
             for _ in 0..3 {
@@ -34,6 +36,7 @@ impl World {
             self.now += wait.unwrap_or(Duration::from_millis(50));
             self.tick(0);
             self.effects();
+            self.leave_if_drained();
             self.check_confirmed();
             // A scan that has found nothing more may have been begun before something came.
             done_for = if self.is_done() { done_for + 1 } else { 0 };

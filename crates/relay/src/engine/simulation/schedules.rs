@@ -20,6 +20,7 @@ pub(super) const CALM: Faults = Faults {
     dedup: true,
     fickle: false,
     slot_loss: false,
+    waits: false,
     purges: false,
     goes_back: false,
     failing: false,
@@ -123,6 +124,21 @@ fn a_mended_event_is_not_parked_again_for_what_its_first_row_said() {
 #[test]
 fn in_fenced_mode_a_lost_slot_costs_nothing_and_changes_no_order() {
     run(Faults { slot_loss: true, dedup: false, ..CALM });
+}
+
+/// Transactions stay open for long, slots wait for them, relays are killed meanwhile.
+// proves: G-SLOT-3
+#[test]
+fn while_slots_wait_events_flow_from_the_table_and_none_comes_twice() {
+    let waits = Faults { waits: true, slot_loss: true, ..CALM };
+    run(Faults { dedup: false, ..waits });
+    run(Faults { dedup: false, is_indexed: true, poison: true, failing: true, ..waits });
+    run(Faults { failing: true, hidden: true, locks: true, ..waits });
+    run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, poison: true, ..waits });
+    run(Faults { foreign: Foreign::Always, picky: true, ..waits });
+    run(Faults { poison: true, blocking: true, ..waits });
+    run(Faults { poison: true, mends: true, deletes: true, ..waits });
+    run(Faults { goes_back: true, ..waits });
 }
 
 #[test]

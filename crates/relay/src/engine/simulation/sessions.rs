@@ -49,12 +49,16 @@ impl World {
         if self.faults.goes_back && self.rng.random_bool(0.3) {
             self.go_back();
         }
+        if self.awaits_slot {
+            self.finish_epoch();
+        }
         self.begin_session();
     }
 
     pub(super) fn begin_session(&mut self) {
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
-        let resolved_before = self.slot_confirmed.max(watermark);
+        let resolved_before =
+            if self.awaits_slot { Lsn(u64::MAX) } else { self.slot_confirmed.max(watermark) };
         self.take_back_lost(resolved_before);
         let (tail, stream_is_whole) = self.tail_back(resolved_before, WINDOW);
         let seq = self.written.place.and_then(|it| it.seq).filter(|_| !self.is_gap_open);
@@ -65,6 +69,10 @@ impl World {
         if is_left || self.refuses_batches {
             (faults.mode, self.was_keyed) = (Mode::Keyed, true);
         }
+        if self.awaits_slot {
+            (self.now, self.relay) = (Duration::ZERO, self.session_without_slot(faults));
+            return;
+        }
         self.written.session = faults.mode;
         let is_same = place.is_some() && self.written.rules == Some(faults.mode);
         if !stream_is_whole && (seq.is_none() || !is_same) {
@@ -74,7 +82,8 @@ impl World {
         let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
         let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
-        let gap = Gap { is_open: self.is_gap_open, has_requeued, lost_end: self.lost_end };
+        let (is_open, lost_end) = (self.is_gap_open, self.lost_end);
+        let gap = Gap { is_open, has_requeued, lost_end, awaits_slot: false };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         self.now = Duration::ZERO;
         self.relay = Relay::new(self.relay.generation + 1, engine);
@@ -132,10 +141,19 @@ impl World {
         self.may_repeat.extend(behind.into_iter().chain(scanned));
     }
 
-    /// The relay ends, and its successor makes the slot anew, where the log ends now.
-    ///
-    /// As `finish_epoch` does, it marks what the stream has before it lets the scanner look.
+    /// The relay ends, and its successor makes the slot anew, where the log ends now or later.
     pub(super) fn lose_slot(&mut self) {
+        self.finish_epoch();
+        self.relay.jobs.clear();
+        match self.faults.waits {
+            true => self.await_slot(),
+            false => self.begin_epoch(),
+        }
+        self.crash();
+    }
+
+    /// Marks what the stream has, before the scanner is to look.
+    pub(super) fn finish_epoch(&mut self) {
         for (id, row) in &mut self.table.rows {
             if row.is_visible && !row.is_marked && self.stored_ids.contains(id) {
                 row.is_marked = true;
@@ -145,6 +163,11 @@ impl World {
         }
         let dead = &self.dead;
         self.table.rows.retain(|id, _| !dead.contains_key(id));
+        self.stream_end = self.stream_end.max(self.stream.len() as u64); // it was read for that
+    }
+
+    /// A slot is there, and begins where the log ends now.
+    pub(super) fn begin_epoch(&mut self) {
         let lost = self.log.iter().filter(|it| it.end_lsn > self.slot_confirmed);
         let left = |id: &u128| {
             !self.dead.contains_key(id) && !self.old_rows.contains(id) && !self.is_emitted(*id)
@@ -152,14 +175,11 @@ impl World {
         let rows: Vec<u128> = lost.flat_map(|it| it.events.clone()).filter(left).collect();
         self.old_rows.extend(rows);
         self.lose_emitted();
-        self.relay.jobs.clear();
-        self.stream_end = self.stream_end.max(self.stream.len() as u64); // it was read for that
         self.lsn += 1;
         self.slot_confirmed = Lsn(self.lsn);
         self.written = Written::new(Lsn(self.lsn));
         self.table.begin_epoch(Lsn(self.lsn));
         self.is_gap_open = true;
-        self.crash();
     }
 
     /// A row appears that only the scanner can bring, while the log is followed.
@@ -235,6 +255,7 @@ pub(super) struct Gap {
     pub(super) is_open: bool,
     pub(super) has_requeued: bool,
     pub(super) lost_end: bool,
+    pub(super) awaits_slot: bool,
 }
 
 /// As `Replication::open` builds it.
@@ -261,9 +282,13 @@ pub(super) fn engine(
             is_indexed: faults.is_indexed,
             lost_end: gap.lost_end,
         }),
-        backfill: Backfill::new(scan_first, ranges, gap.is_open, SCAN_INTERVAL),
-        replaying: Replaying::new(faults.replays),
+        backfill: match gap.awaits_slot {
+            true => Backfill::without_slot(),
+            false => Backfill::new(scan_first, ranges, gap.is_open, SCAN_INTERVAL),
+        },
+        replaying: Replaying::new(faults.replays && !gap.awaits_slot),
         checkpoint: Checkpoint::new(written.end, 1),
+        awaits_slot: gap.awaits_slot,
         wal_limit: None,
         until: None,
     })
@@ -283,7 +308,7 @@ fn a_stop_before_the_count_is_complete_keeps_the_place() {
         };
         let (none, tail) = (HashSet::new(), Tail::ending_at(7));
         let publishing = publishing(CALM, Lsn(10), tail, written, &none, &HashMap::new());
-        let gap = Gap { is_open: false, has_requeued: false, lost_end: false };
+        let gap = Gap { is_open: false, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(CALM, publishing, &world.table, gap, Written::new(Lsn(20)));
         engine.last_position(Lsn(10))
     };

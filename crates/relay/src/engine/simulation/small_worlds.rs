@@ -35,6 +35,7 @@ enum Act {
     Answer,
     Job(usize),
     Confirm,
+    MakeSlot,
     Tick,
     LoseMessage(usize),
     LoseAnswer,
@@ -68,6 +69,9 @@ impl World {
             let effect = self.relay.jobs.remove(at);
             self.finish(effect);
         }
+        if self.leave_if_drained() {
+            return self.calm_down();
+        }
         self.check_confirmed();
     }
 
@@ -93,6 +97,7 @@ impl World {
         acts.extend(has_answer.then_some(Act::Answer));
         acts.extend(jobs.into_iter().map(Act::Job));
         acts.extend((self.relay.confirming > self.slot_confirmed).then_some(Act::Confirm));
+        acts.extend(self.awaits_slot.then_some(Act::MakeSlot));
         acts.extend((budget.ticks > 0).then_some(Act::Tick));
         if budget.losses > 0 {
             acts.extend(busy.into_iter().map(Act::LoseMessage));
@@ -126,6 +131,11 @@ impl World {
                 self.finish(effect);
             }
             Act::Confirm => self.slot_confirmed = self.relay.confirming,
+            Act::MakeSlot => {
+                self.make_slot();
+                let made = self.relay.outcomes.pop().expect("it is told");
+                self.relay.engine.outcome(self.now, made);
+            }
             Act::Tick => {
                 budget.ticks -= 1;
                 self.now += Duration::from_secs(3);
@@ -152,6 +162,9 @@ impl World {
                     }
                 }
                 self.connections.push(VecDeque::new());
+                if self.awaits_slot {
+                    self.finish_epoch();
+                }
                 self.begin_session();
             }
         }
@@ -189,7 +202,7 @@ impl World {
             self.connections,
             self.answers,
             self.written,
-            (self.slot_confirmed, self.is_gap_open, self.now, self.lsn),
+            (self.slot_confirmed, self.is_gap_open, self.awaits_slot, self.now, self.lsn),
             table,
         );
         rest.hash(&mut hasher);
@@ -243,6 +256,13 @@ fn in_a_small_world_a_crash_at_any_moment_costs_nothing() {
 fn in_a_small_world_a_crash_costs_nothing_of_what_has_no_row() {
     let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
     explore_modes("no row, a crash", &BOTH, Faults { emitted: true, ..CALM }, budget);
+}
+
+// proves: G-SLOT-3
+#[test]
+fn in_a_small_world_a_slot_that_is_awaited_costs_nothing() {
+    let budget = Budget { commits: 1, crashes: 1, losses: 0, late: 0, ticks: 1 };
+    explore_modes("no slot, a crash", &BOTH, Faults { waits: true, ..CALM }, budget);
 }
 
 #[test]

@@ -48,6 +48,8 @@ pub(in crate::engine) struct Table {
     pub(in crate::engine) next_transaction: u64,
     /// The watermark is the only mark: rows stay as they are.
     by_watermark: bool,
+    /// A transaction that is open, and has written something.
+    pub(in crate::engine) running: Option<u64>,
     snapshots: Vec<Snapshot>,
     /// What the slot does not bring.
     start: usize,
@@ -62,6 +64,7 @@ impl Table {
             rows: BTreeMap::new(),
             next_transaction: 10,
             by_watermark,
+            running: None,
             snapshots: Vec::new(),
             start: 0,
             watermark: None,
@@ -103,7 +106,8 @@ impl Table {
     /// What is hidden has committed all the same, as the slot goes by the log.
     pub(in crate::engine) fn begin_epoch(&mut self, log_end: Lsn) {
         let visible = self.rows.keys().copied().collect();
-        let (oldest_running, end) = (self.next_transaction, self.next_transaction);
+        let end = self.next_transaction;
+        let oldest_running = self.running.unwrap_or(end);
         self.snapshots.push(Snapshot { oldest_running, end, visible });
         self.start = self.snapshots.len() - 1;
         self.watermark = None;
@@ -129,7 +133,11 @@ impl Table {
 
     pub(in crate::engine) fn take_watermark(&mut self, log_end: u64) -> Watermark {
         let snapshot = Snapshot {
-            oldest_running: self.hidden().min().unwrap_or(self.next_transaction),
+            oldest_running: self
+                .hidden()
+                .chain(self.running)
+                .min()
+                .unwrap_or(self.next_transaction),
             end: self.next_transaction,
             visible: self.rows.iter().filter(|(_, it)| it.is_visible).map(|(id, _)| *id).collect(),
         };
@@ -188,6 +196,12 @@ impl Table {
             it.is_visible && !it.is_marked && !it.is_owed && is_old(id, it)
         };
         self.rows.iter().filter(is_wanted).map(|(id, _)| *id).collect()
+    }
+
+    /// What is visible and not marked, in the order of insertion.
+    pub(in crate::engine) fn visible(&self) -> Vec<u128> {
+        let is_open = |it: &Row| it.is_visible && !it.is_marked && !it.is_owed;
+        self.rows.iter().filter(|(_, it)| is_open(it)).map(|(id, _)| *id).collect()
     }
 
     /// Marks rows, and owes the marks of those that are locked: returns how many were marked, how

@@ -292,6 +292,16 @@ pub(crate) struct SlotFacts {
     pub(crate) reader: Option<Reader>,
     pub(crate) retained_bytes: i64,
     pub(crate) is_temporary: bool,
+    /// While PostgreSQL makes it.
+    pub(crate) waits_for: Option<Blocker>,
+}
+
+/// Whose transaction a slot waits for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct Blocker {
+    /// 0 if it is prepared.
+    pub(crate) pid: i32,
+    pub(crate) who: String,
 }
 
 /// Who reads the slot.

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::postgres::Connection;
 use crate::postgres::not_logged::{self, Unfit};
+use crate::postgres::opening::SLOT_WAITS_FOR;
 use crate::postgres::publication::{self, Age, Standing};
 
 const LOOKING: &str = "look at the slot";
@@ -41,7 +42,8 @@ async fn look_at_slot(
     config: &Config,
 ) -> Result<Option<SlotFacts>, Error> {
     // By way of JSON, since versions have different columns.
-    let sql = "SELECT plugin, database, wal_status,
+    let sql = format!(
+        "SELECT plugin, database, wal_status, {SLOT_WAITS_FOR} AS waits_for,
                    to_jsonb(s)->>'invalidation_reason' AS invalidation,
                    CASE WHEN active_pid IS NOT NULL THEN jsonb_build_object(
                        'pid', active_pid, 'application', application_name) END AS reader,
@@ -50,8 +52,9 @@ async fn look_at_slot(
                        AS retained_bytes,
                    temporary AS is_temporary
                FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON pid = active_pid
-               WHERE slot_name = $1";
-    let slot: Option<SlotFacts> = connection.read(LOOKING, sql, &[&config.slot]).await?.pop();
+               WHERE slot_name = $1"
+    );
+    let slot: Option<SlotFacts> = connection.read(LOOKING, &sql, &[&config.slot]).await?.pop();
     let Some(slot) = slot else { return Ok(None) };
     Ok(Some(SlotFacts { is_known: is_known(connection, config).await?, ..slot }))
 }

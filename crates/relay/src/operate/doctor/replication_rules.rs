@@ -4,7 +4,7 @@ use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 use tokio_postgres::error::SqlState;
 
-use super::facts::{AnySlot, Failure, Publication, Seen, Server, SlotFacts};
+use super::facts::{AnySlot, Blocker, Failure, Publication, Seen, Server, SlotFacts};
 use super::managed_rules::Service;
 use crate::config::RewindConfig;
 use crate::postgres::standby_slots::SETTING;
@@ -293,6 +293,16 @@ fn slot_exists(seen: &Seen) -> Judged {
     seen.server()?;
     let name = &seen.config.slot;
     Ok(match seen.shard.slot.as_ref().map_err(Clone::clone)? {
+        Some(SlotFacts { waits_for: Some(Blocker { pid, who }), .. }) => Verdict::Warning(
+            format!(
+                "PostgreSQL makes slot {name} wait for {who}; a relay publishes from the table \
+                 meanwhile"
+            ),
+            vec![Remedy::sql(match pid {
+                0 => "SELECT gid, prepared FROM pg_prepared_xacts ORDER BY prepared".into(),
+                pid => format!("SELECT pg_terminate_backend({pid})"),
+            })],
+        ),
         Some(_) => Verdict::Ok(format!("slot {name}")),
         None => Verdict::Error(
             format!("there is no slot {name}: nothing holds the log for a relay"),

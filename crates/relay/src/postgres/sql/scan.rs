@@ -55,6 +55,25 @@ impl Scan {
         self.0.batch_execute("end a scan", "ROLLBACK").await
     }
 
+    /// The transaction's snapshot, if the slot that the server's process `maker` makes will show all
+    /// that it shows. `None` if that is not certain now.
+    ///
+    /// A slot is made in steps. Each waits for the transactions of one record of running ones, and
+    /// the next record that counts is written after they have left the list of those that run. A row
+    /// that is visible here has its commit in the log before this snapshot was taken. If `maker`
+    /// waits for a transaction that this snapshot shows as running, then the record at which the slot
+    /// becomes consistent is written later than this snapshot is taken: the commit precedes it, the
+    /// slot's start snapshot shows the row, and its log does not bring it. A transaction that is still
+    /// open here stays the slot's or the next session's scanner's.
+    pub(crate) async fn before_slot_of(&self, maker: i32) -> Result<Option<String>, Error> {
+        let sql = "SELECT pg_current_snapshot()::text WHERE EXISTS (
+                SELECT FROM pg_locks, pg_snapshot_xip(pg_current_snapshot()) AS running
+                WHERE pid = $1 AND locktype = 'transactionid' AND NOT granted
+                    AND transactionid = running::xid)";
+        let row = self.0.query_opt("look what the slot waits for", sql, &[&maker]).await?;
+        Ok(row.map(|row| row.get(0)))
+    }
+
     /// Begins to read the rows that are visible in `start_snapshot`, in the transaction that
     /// [`open_scan`](Self::open_scan) began.
     pub(crate) async fn scan(

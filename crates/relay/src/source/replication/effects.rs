@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tracing::debug;
 
 use super::jobs::{self, Job, Owner, note_look};
-use super::{Replication, mark_jobs};
+use super::{Log, Replication, mark_jobs};
 use crate::engine::{
     BooksEffect, BrokerEffect, Effect, End, MarkingEffect, ReplayEffect, RowsEffect, ScanEffect,
 };
@@ -24,16 +24,19 @@ impl Replication {
         reporter: &mut Reporter,
     ) -> Result<Option<Job>, Error> {
         match effect {
-            Effect::Books(effect) => Ok(Some(self.books_job(effect))),
+            Effect::Books(effect) => self.books_job(effect),
             Effect::Rows(effect) => Ok(Some(self.rows_job(effect))),
             Effect::Marking(effect) => Ok(self.marking_job(effect)),
             Effect::Scan(effect) => self.scan_job(effect),
             Effect::Replay(effect) => self.replay_job(effect, reporter),
             Effect::Broker(effect) => Ok(Some(self.broker_job(effect))),
-            Effect::Confirm(lsn) => {
-                self.log.confirm(lsn);
-                Ok(None)
-            }
+            Effect::Confirm(lsn) => match &self.log {
+                Log::Read(log) => {
+                    log.confirm(lsn);
+                    Ok(None)
+                }
+                Log::Awaited(_) => Err(Error::bug("a slot is confirmed that is not there")),
+            },
             Effect::Measure(resolved) => {
                 reporter.resolved(&resolved);
                 Ok(None)
@@ -56,9 +59,9 @@ impl Replication {
         }
     }
 
-    fn books_job(&self, effect: BooksEffect) -> Job {
+    fn books_job(&mut self, effect: BooksEffect) -> Result<Option<Job>, Error> {
         let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
-        match effect {
+        Ok(Some(match effect {
             BooksEffect::Checkpoint { place, stream_end } => {
                 let reader = SlotReader { slot, pid: self.slot.reader };
                 let end = (self.config.stream.name.clone(), stream_end);
@@ -66,7 +69,8 @@ impl Replication {
             }
             BooksEffect::Heartbeat => jobs::heartbeat(books, slot),
             BooksEffect::LookAtSlot => jobs::look(books, slot),
-        }
+            BooksEffect::AwaitSlot => return Ok(self.log.awaited()?.job()),
+        }))
     }
 
     fn rows_job(&self, effect: RowsEffect) -> Job {

@@ -16,6 +16,7 @@ use crate::engine::{
 };
 use crate::error::Error;
 use crate::nats::TailReader;
+use crate::postgres::Store;
 use crate::postgres::sql::{
     Books, Marks, Rows, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor,
 };
@@ -48,6 +49,8 @@ pub(crate) enum Done {
     /// With what brings more. `None` if the statement failed.
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
+    /// The slot is there, and locked over this connection.
+    SlotMade(Store),
     Replaying(Box<(ReplayStart, OpenReplay)>),
     ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
 }

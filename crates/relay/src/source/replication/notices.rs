@@ -2,7 +2,7 @@
 
 use tracing::{error, info, warn};
 
-use super::Replication;
+use super::{Log, Replication};
 use crate::engine::{Ignored, Notice, SlotNotice};
 use crate::reporter::Reporter;
 use crate::status::SlotStatus;
@@ -40,6 +40,9 @@ impl Replication {
             Notice::Slot { status, notice } => {
                 self.tell_of_slot(&status, notice);
                 reporter.slot(status);
+                if let Log::Awaited(slot) = &self.log {
+                    reporter.waiting(slot.waits_for());
+                }
             }
             Notice::StaysFenced => error!(
                 stream = self.config.stream.name,

@@ -1,6 +1,6 @@
 //! Takes the slot, and begins to read it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,9 +11,10 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use super::awaited_slot::{AwaitedSlot, Made, Making, make};
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
-use super::{OpenSlot, Replication};
+use super::{Log, OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
@@ -22,7 +23,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
-use crate::postgres::{Encoding, Messages, Opening, Rows, Slot, Store, drained, sql};
+use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
 
@@ -96,21 +97,27 @@ async fn publishing(
         read_back = tail.stored.len(),
         "the slot is ours"
     );
-    Ok(Publishing::new(Start {
+    let start = start(config, mode, tail);
+    Ok(Publishing::new(Start { resolved_before, log_end, written, dead, tried, ..start }))
+}
+
+/// Of a session that brings nothing of the log.
+fn start(config: &Config, mode: Mode, tail: Tail) -> Start {
+    Start {
         mode,
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
         ack_timeout: config.ack_timeout,
-        resolved_before,
-        log_end,
+        resolved_before: Lsn::ZERO,
+        log_end: Lsn::ZERO,
         tail,
         stays_fenced: config.needs_fence(),
-        written,
-        dead,
-        tried,
+        written: WrittenDown::nothing(),
+        dead: HashSet::new(),
+        tried: HashMap::new(),
         parking_blocks: config.on_park == OnPark::BlockKey,
         max_attempts: config.max_attempts,
         seed: rand::random(),
-    }))
+    }
 }
 
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
@@ -121,7 +128,7 @@ async fn is_indexed(config: &Config, store: &Store) -> Result<bool, Error> {
     store.has_index_of_transactions().await
 }
 
-fn marking(config: &Config, state: &StateRow, is_indexed: bool, lost_end: bool) -> Marking {
+fn marking(config: &Config, state: Option<&StateRow>, is_indexed: bool, lost_end: bool) -> Marking {
     Marking::new(MarkingStart {
         batching: Batching {
             marks: config.mark.batch,
@@ -129,8 +136,8 @@ fn marking(config: &Config, state: &StateRow, is_indexed: bool, lost_end: bool) 
             waiting_max: MARKS_WAITING_MAX,
         },
         by_watermark: config.mark.by == MarkBy::Lean,
-        swept: state.swept.clone(),
-        whole_swept: state.looks.swept,
+        swept: state.and_then(|it| it.swept.clone()),
+        whole_swept: state.and_then(|it| it.looks.swept),
         is_indexed,
         lost_end,
     })
@@ -203,10 +210,17 @@ pub(super) async fn open(
     once: bool,
     unfenced: Option<String>,
 ) -> Result<Opened<Replication>, Error> {
-    let taken = Taken::take(config, opening, client, unfenced).await?;
-    let streaming = taken.stream(config).await?;
-    let known = streaming.know(config, once).await?;
+    let known = match Taken::take(config, opening, client, unfenced).await? {
+        Took::Slot(taken) => taken.stream(config).await?.know(config, once).await?,
+        Took::Awaited(awaited) => awaited.know(config, opening).await?,
+    };
     Box::pin(known.open(config, client, link, once)).await
+}
+
+/// A slot, or the right to have it made.
+enum Took {
+    Slot(Taken),
+    Awaited(Awaited),
 }
 
 /// The slot is ours, unless another relay begins to read it first.
@@ -225,16 +239,39 @@ impl Taken {
         opening: &Opening,
         client: &Client,
         unfenced: Option<String>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Took, Error> {
         let store = Store::watched(config, "tailpost", opening).await?;
         store.check_set_up(config).await?;
         let is_indexed = is_indexed(config, &store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
         let mode = mode(config, unfenced.as_ref());
-        let slot = Slot::prepare(config, &store, Some(&tail)).await?;
+        let (slot, store) = match Slot::find(config, &store, &tail).await? {
+            Found::There(slot) => (slot, store),
+            Found::Missing(new) => {
+                let (reader, (system_id, timeline)) = (new.reader(), new.identity()?);
+                match make(config, new, store).await? {
+                    Made::Now(slot, store) => {
+                        store.unlock_slot(&config.slot).await?;
+                        (slot, store)
+                    }
+                    Made::Later(making) => {
+                        let rules = rules(config, mode, &tail.info().await?);
+                        let slot = OpenSlot {
+                            system_id,
+                            timeline,
+                            start_snapshot: String::new(), // nobody knows it
+                            reader,
+                            confirmed: Lsn::ZERO,
+                            rules,
+                        };
+                        return Ok(Took::Awaited(Awaited { tail, mode, unfenced, slot, making }));
+                    }
+                }
+            }
+        };
         store.note_epoch(slot.system_id, slot.timeline).await?;
-        Ok(Self { store, tail, mode, unfenced, is_indexed, slot })
+        Ok(Took::Slot(Self { store, tail, mode, unfenced, is_indexed, slot }))
     }
 
     /// Begins to read the slot: from then on nobody else does.
@@ -250,6 +287,43 @@ impl Taken {
         };
         let (log, state) = log_stream(config, &store, slot).await?;
         Ok(Streaming { store, tail, log, slot: open, state, is_indexed, mode, unfenced })
+    }
+}
+
+/// PostgreSQL makes the slot, for us alone.
+struct Awaited {
+    tail: TailReader,
+    mode: Mode,
+    unfenced: Option<String>,
+    slot: OpenSlot,
+    making: Making,
+}
+
+impl Awaited {
+    /// What the former slot brought is marked, so whatever is visible and has no mark is to be
+    /// published: by a scan, that reads the stream's tail first.
+    async fn know(self, config: &Config, opening: &Opening) -> Result<Known, Error> {
+        let Self { tail, mode, unfenced, slot, making } = self;
+        let store = Store::watched(config, "tailpost", opening).await?;
+        lost_end::mend(config, &store, &tail, Lsn::ZERO).await?;
+        let tried = store.tried(&config.slot).await?;
+        let log_end = store.log_end().await?;
+        let end = tail.newest_since(1, 1, slot.system_id).await?;
+        info!(slot = config.slot, "publishing from the table until the slot is there");
+        let start = start(config, mode, end);
+        let rows = Rows::new(config.table.clone(), config.routing());
+        Ok(Known {
+            store,
+            tail,
+            log: Log::Awaited(AwaitedSlot::new(rows, making, opening.waits())),
+            slot,
+            publishing: Publishing::new(Start { log_end, tried, ..start }),
+            backfill: Backfill::without_slot(),
+            marking: marking(config, None, false, false),
+            checkpoint: Checkpoint::new(Lsn::ZERO, config.shards.count()),
+            unfenced,
+            restores: false,
+        })
     }
 }
 
@@ -284,7 +358,7 @@ impl Streaming {
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || store.has_requeued().await?;
-        let marking = marking(config, &state, is_indexed, lost.unswept);
+        let marking = marking(config, Some(&state), is_indexed, lost.unswept);
         let restores = lost.unswept && !is_gap_filled;
         let written = state.checkpoint.unwrap_or(Lsn::ZERO);
         // Events from there on may be lost, and come again.
@@ -296,7 +370,7 @@ impl Streaming {
         Ok(Known {
             store,
             tail,
-            log,
+            log: Log::Read(log),
             slot,
             publishing,
             backfill,
@@ -312,7 +386,7 @@ impl Streaming {
 struct Known {
     store: Store,
     tail: TailReader,
-    log: LogStream,
+    log: Log,
     slot: OpenSlot,
     publishing: Publishing,
     backfill: Backfill,
@@ -335,6 +409,9 @@ impl Known {
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
         let has_ids = !config.needs_fence();
+        let awaits_slot = matches!(log, Log::Awaited(_));
+        // Then the next session does what is to be done once.
+        let once = once && !awaits_slot;
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, has_ids, limits, link).await?;
         let until = if once { Some(store.mark_the_end().await?) } else { None };
@@ -347,7 +424,8 @@ impl Known {
             publishing,
             marking,
             backfill,
-            replaying: Replaying::new(!once && has_ids),
+            replaying: Replaying::new(!once && !awaits_slot && has_ids),
+            awaits_slot,
             checkpoint,
             wal_limit: config.wal.limit,
             until,

@@ -9,7 +9,9 @@ use super::Replication;
 use super::jobs::{Done, Job, Scanned, job, long_job};
 use crate::config::OnPark;
 use crate::describe;
-use crate::engine::{Blocked, OpenScan, Outcome, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanRead};
+use crate::engine::{
+    Blocked, OpenScan, Outcome, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanRead, Sees,
+};
 use crate::error::Error;
 use crate::postgres::slot::scan_reach;
 use crate::postgres::sql::{Scan, Scanner};
@@ -77,12 +79,13 @@ impl Replication {
 
     pub(super) fn open_scan(&mut self, open: OpenScan) -> Job {
         let (config, start_snapshot) = (Arc::clone(&self.config), self.slot.start_snapshot.clone());
+        let reader = self.slot.reader;
         let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.reading(open.read);
         let opened = async move {
             let scan = Scan::connect(&config, waits).await?;
-            if open.awaits_visibility {
+            if open.sees == (Sees::BeforeSlot { awaits_visibility: true }) {
                 await_visibility(&scan, &start_snapshot).await?;
             }
             let blocked = match parking_blocks {
@@ -92,11 +95,21 @@ impl Replication {
                     None
                 }
             };
-            Ok((Box::new(scan.scan(&start_snapshot, open.range).await?), blocked))
+            let snapshot = match open.sees {
+                Sees::BeforeSlot { .. } => Some(start_snapshot),
+                Sees::BeforeAwaitedSlot => scan.before_slot_of(reader).await?,
+            };
+            Ok(match snapshot {
+                Some(snapshot) => {
+                    Some((Box::new(scan.scan(&snapshot, open.range).await?), blocked))
+                }
+                None => None,
+            })
         };
         long_job(async move {
             match opened.await {
-                Ok((scanner, blocked)) => read(scanner, blocked).await,
+                Ok(Some((scanner, blocked))) => read(scanner, blocked).await,
+                Ok(None) => Ok(Outcome::ScanPostponed.into()),
                 Err(error) => postponed(error),
             }
         })

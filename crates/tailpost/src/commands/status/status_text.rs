@@ -252,6 +252,7 @@ mod tests {
                 retained_bytes: 65_536,
                 safe_wal_bytes: None,
                 invalidation_reason: None,
+                waits_for: None,
                 created_because: Some("the replication slot is gone".into()),
                 created_at: Some("2026-10-19T08:00:00Z".into()),
                 gap_rows: Some(120),
