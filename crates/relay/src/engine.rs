@@ -56,6 +56,7 @@ mod scanning;
 mod seeds;
 #[cfg(test)]
 mod simulation;
+mod slot_found;
 mod slot_health;
 mod slot_watch;
 mod tail_messages;
@@ -94,6 +95,7 @@ pub(crate) use self::replay::Replaying;
 pub(crate) use self::replay_messages::{
     ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
+pub(crate) use self::slot_found::{SlotFound, SlotKnown, SlotSeen};
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
 use self::slot_watch::SlotWatch;

@@ -82,7 +82,6 @@ pub async fn run(
                 return Ok(());
             }
             Ok(Ended::SlotIsThere) => {
-                failures = 0;
                 reporter.waiting(None);
                 reporter.role(Role::Starting);
                 continue;

@@ -297,7 +297,8 @@ impl Backfill {
         if self.ranges.done(now) {
             effects.push_back(Effect::Scan(ScanEffect::Note));
         }
-        (was_first && self.batches_begun > 0).then_some(ScanNotice::Done)
+        let has_found = was_first && self.batches_begun > 0 && !self.awaits_slot;
+        has_found.then_some(ScanNotice::Done)
     }
 
     /// It begins again later: what it has brought by then is marked.

@@ -16,7 +16,9 @@ mod broker;
 mod check;
 mod database;
 mod emitting;
+mod faults;
 mod going_back;
+mod meddling;
 mod mending;
 mod replaying;
 mod schedules;
@@ -42,6 +44,7 @@ use self::broker::{Flying, Packet, Stored as Message, Taking};
 use self::database::Written;
 pub(in crate::engine) use self::database::marking_failure;
 use self::emitting::Emitted;
+use self::faults::{Faults, Foreign};
 use self::replaying::Replay;
 use self::sessions::{Gap, engine, publishing};
 pub(in crate::engine) use self::table::Table;
@@ -53,62 +56,6 @@ const MAX_ATTEMPTS: u32 = 3;
 
 /// How much time passes between two ticks, at most.
 const TICK_MILLIS: u64 = 300;
-
-/// When somebody else writes to the stream.
-#[derive(Clone, Copy, PartialEq)]
-enum Foreign {
-    Never,
-    /// Only while nothing of the relay's is on its way or about to be.
-    BetweenMessages,
-    Always,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-struct Faults {
-    mode: Mode,
-    foreign: Foreign,
-    /// Some events are refused for good, and some are dropped by a route.
-    poison: bool,
-    /// The stream takes some events only now and then.
-    picky: bool,
-    /// Later events of a parked one's aggregate wait, until it is mended.
-    blocking: bool,
-    /// Parked events are mended now and then.
-    mends: bool,
-    /// A row's mark is that it is gone.
-    deletes: bool,
-    /// The broker remembers ids until the relay is away for long. Fenced mode must not need it,
-    /// except where the broker rejects a message for good while old connections still deliver.
-    dedup: bool,
-    /// The stream stops taking batches now and then, and takes them again.
-    fickle: bool,
-    /// The slot is lost now and then, and made anew.
-    slot_loss: bool,
-    /// PostgreSQL makes a slot wait for older transactions, also the first one.
-    waits: bool,
-    /// The stream loses messages while no relay runs.
-    purges: bool,
-    /// The stream comes back without its end now and then.
-    goes_back: bool,
-    /// Statements fail.
-    failing: bool,
-    /// Commits are visible some time after the log has them.
-    hidden: bool,
-    /// Somebody locks rows now and then.
-    locks: bool,
-    /// Rows come that never pass the log.
-    unlogged: bool,
-    /// Some events have no row.
-    emitted: bool,
-    /// Somebody asks for replays.
-    replays: bool,
-    /// An index leads to rows by their transactions.
-    is_indexed: bool,
-    /// The watermark is the only mark.
-    by_watermark: bool,
-    /// Marks for which there is room.
-    marks_waiting_max: usize,
-}
 
 #[derive(Debug, Clone)]
 struct Transaction {
@@ -293,17 +240,22 @@ impl World {
             now: Duration::ZERO,
             relay: Relay::new(0, engine),
         };
-        for _ in 0..old {
-            let (id, transaction) = (world.mint(), world.table.begin());
-            world.table.insert(id, transaction, true, world.is_filtered(id));
-            world.old_rows.push(id);
-        }
-        world.table.begin_epoch(Lsn(lsn));
-        if faults.waits {
-            world.await_slot();
-            world.begin_session();
-        }
+        world.begin(old);
         world
+    }
+
+    /// The slot begins behind these rows, or is yet to be made.
+    fn begin(&mut self, old_rows: u32) {
+        for _ in 0..old_rows {
+            let (id, transaction) = (self.mint(), self.table.begin());
+            self.table.insert(id, transaction, true, self.is_filtered(id));
+            self.old_rows.push(id);
+        }
+        self.table.begin_epoch(Lsn(self.lsn));
+        if self.faults.waits {
+            self.await_slot();
+            self.begin_session();
+        }
     }
 
     fn mint(&mut self) -> u128 {
@@ -454,7 +406,7 @@ impl World {
             95 if self.rng.random_bool(0.3) => self.crash(),
             95 => self.taking.clear(), // a change of leader, or ten seconds
             96 if self.foreign_comes() => {
-                self.stream.push(Message { id: None, position: None, position_event: None });
+                self.stream.push(Message::of_others());
             }
             97 => {
                 self.now += Duration::from_secs(3);

@@ -4,7 +4,6 @@ use pgoutput::Lsn;
 use pgwire_replication::IdentifySystem;
 use tracing::{debug, info};
 
-use super::slot::Slot;
 use super::sql::Store;
 use super::start_snapshot::readable;
 use super::walsender::{Replication, number, text};
@@ -22,6 +21,14 @@ const DOING: &str = "create the replication slot";
 pub(crate) struct NewSlot {
     session: Replication,
     identity: IdentifySystem,
+}
+
+/// A slot that is made, on the session that made it.
+pub(crate) struct MadeSlot {
+    pub(super) session: Replication,
+    pub(super) identity: IdentifySystem,
+    pub(super) start_snapshot: String,
+    pub(super) start: Lsn,
 }
 
 impl NewSlot {
@@ -50,7 +57,7 @@ impl NewSlot {
     }
 
     /// Makes it, and writes down what it brings.
-    pub(crate) async fn make(self, config: &Config, store: &Store) -> Result<Slot, Error> {
+    pub(crate) async fn make(self, config: &Config, store: &Store) -> Result<MadeSlot, Error> {
         let Self { mut session, identity } = self;
         let slot = &config.slot;
         info!(slot, "creating the replication slot (waits for running transactions)");
@@ -65,19 +72,19 @@ impl NewSlot {
         let sql = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput {options}");
         let rows = session.create_slot(store.bound(), &sql).await?;
         let consistent_point = rows.first().and_then(|row| text(row.get(1)?.as_ref()));
-        let snapshot = readable(session.single("SELECT pg_current_snapshot()").await?);
+        let start_snapshot = readable(session.single("SELECT pg_current_snapshot()").await?);
         session.query("COMMIT", DOING).await?;
         let start: Lsn = consistent_point
             .and_then(|point| point.parse().ok())
             .ok_or(Error::Stalled("the server did not say where the new slot begins"))?;
         let (system_id, timeline) = (&identity.system_id, timeline(&identity));
-        store.begin_epoch(slot, system_id, timeline, &snapshot, start).await?;
+        store.begin_epoch(slot, system_id, timeline, &start_snapshot, start).await?;
         // Else the first scan has to wait until it can see everything.
-        if !store.has_hidden(&snapshot).await? {
+        if !store.has_hidden(&start_snapshot).await? {
             store.note_if_no_gap(slot).await?;
         }
         info!(slot, %start, "created the replication slot");
-        Slot::new(session, &identity, snapshot, start, true)
+        Ok(MadeSlot { session, identity, start_snapshot, start })
     }
 }
 

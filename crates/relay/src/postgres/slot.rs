@@ -10,12 +10,13 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::encoding::AS_STORED;
-use super::new_slot::NewSlot;
+use super::new_slot::{MadeSlot, NewSlot};
 use super::sql::{StateRow, Store};
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
 use crate::engine::{
-    LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, SWEPT_AT_ONCE, SweepRange, Sweeper, Tail,
+    LOGGED_WHILE_SCAN_UNMARKED_MAX, SCANS_UNMARKED_MAX, SWEPT_AT_ONCE, SlotFound, SlotSeen,
+    SweepRange, Sweeper, Tail,
 };
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
@@ -42,20 +43,13 @@ pub(crate) struct Slot {
     pub(crate) created: bool,
 }
 
-#[derive(Debug)]
-struct SlotRow {
-    plugin: String,
-    confirmed: Lsn,
-    lost: bool,
-    active: bool,
-    /// Where it belongs, if not here.
-    elsewhere: Option<String>,
-    /// Surely not the one that was created here, which follows a failover from PostgreSQL 17 on.
-    replaced: bool,
-}
-
 impl Slot {
-    pub(super) fn new(
+    pub(crate) fn made(made: MadeSlot) -> Result<Self, Error> {
+        let MadeSlot { session, identity, start_snapshot, start } = made;
+        Self::new(session, &identity, start_snapshot, start, true)
+    }
+
+    fn new(
         session: Replication,
         identity: &IdentifySystem,
         start_snapshot: String,
@@ -85,8 +79,11 @@ impl Slot {
         match Self::find(config, store, tail).await? {
             Found::There(slot) => Ok(Some(slot)),
             Found::Missing(new) => {
-                let made = timeout(patience, new.make(config, store)).await;
-                unlock(config, store, made.map_or(Ok(None), |made| made.map(Some))).await
+                let made = match timeout(patience, new.make(config, store)).await {
+                    Ok(made) => made.and_then(Self::made).map(Some),
+                    Err(_) => Ok(None),
+                };
+                unlock(config, store, made).await
             }
         }
     }
@@ -112,7 +109,7 @@ impl Slot {
         session.query(AS_STORED, "configure the session").await?;
         // Whoever has it made may hold the lock for long.
         let seen = look(&mut session, &config.slot).await?;
-        if seen.is_some_and(|it| it.active && it.elsewhere.is_none()) {
+        if seen.is_some_and(|it| it.is_active && it.elsewhere.is_none()) {
             return Err(Error::SlotBusy { slot: config.slot.clone() });
         }
         store.lock_slot(&config.slot).await?;
@@ -177,98 +174,55 @@ async fn ensure(
     identity: IdentifySystem,
 ) -> Result<Found, Error> {
     let On { config, store, tail } = *on;
-    let found = look(&mut session, &config.slot).await?;
-    let state = store.load_state(&config.slot).await?;
-    match usable(config, &identity, found, state)? {
-        Usable::Yes { start_snapshot, confirmed } => {
+    let slot = &config.slot;
+    let seen = look(&mut session, slot).await?;
+    let state = store.load_state(slot).await?;
+    let known = state.as_ref().map(|it| it.known(&identity.system_id));
+    match SlotFound::of(seen.as_ref(), known.as_ref()) {
+        SlotFound::Ours { start_snapshot, confirmed } => {
             Slot::new(session, &identity, start_snapshot, confirmed, false).map(Found::There)
         }
-        Usable::No { drop, state, reason } => {
+        SlotFound::Busy => Err(Error::SlotBusy { slot: slot.clone() }),
+        SlotFound::Elsewhere(database) => Err(Error::Unusable {
+            problem: format!("replication slot \"{slot}\" belongs to database \"{database}\""),
+            fix: "configure another name as postgres.slot: all databases of a cluster share them"
+                .into(),
+        }),
+        SlotFound::NotOurs => Err(Error::Unusable {
+            problem: format!("replication slot \"{slot}\" was not created by tailpost"),
+            fix: format!(
+                "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
+                 setup`, or configure another name as postgres.slot"
+            ),
+        }),
+        SlotFound::Anew { drop, reason } => {
             match &state {
                 Some(old) => {
+                    tell_of_loss(config, old, reason);
                     finish_epoch(config, store, Some(tail), &identity.system_id, old).await?;
                 }
                 None => take_over_without_state(store).await?,
             }
             if drop {
-                store.drop_slot(&config.slot).await?;
+                store.drop_slot(slot).await?;
             }
             NewSlot::announce(config, store, session, identity, reason).await.map(Found::Missing)
         }
     }
 }
 
-enum Usable {
-    Yes { start_snapshot: String, confirmed: Lsn },
-    No { drop: bool, state: Option<StateRow>, reason: &'static str },
-}
-
-fn usable(
-    config: &Config,
-    identity: &IdentifySystem,
-    found: Option<SlotRow>,
-    state: Option<StateRow>,
-) -> Result<Usable, Error> {
+fn tell_of_loss(config: &Config, state: &StateRow, reason: &str) {
     let slot = &config.slot;
-    let Some(row) = found else {
-        let reason = match state {
-            None => "there was none",
-            Some(_) => "the replication slot is gone",
-        };
-        return Ok(anew(config, false, state, reason));
-    };
-    if let Some(database) = row.elsewhere {
-        return Err(Error::Unusable {
-            problem: format!("replication slot \"{slot}\" belongs to database \"{database}\""),
-            fix: "configure another name as postgres.slot: all databases of a cluster share them"
-                .into(),
-        });
-    }
-    if row.active {
-        return Err(Error::SlotBusy { slot: slot.clone() });
-    }
-    let Some(state) = state.filter(|_| row.plugin == "pgoutput") else {
-        return Err(Error::Unusable {
-            problem: format!("replication slot \"{slot}\" was not created by tailpost"),
-            fix: format!(
-                "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
-                 setup`, or configure another name as postgres.slot"
-            ),
-        });
-    };
-    // Beyond what was confirmed, it was created since, or advanced: what lies in between, it will
-    // not bring.
-    let is_beyond = state.checkpoint.is_some_and(|it| row.confirmed > it);
-    let reason = if row.lost {
-        "PostgreSQL gave the slot's log up"
-    } else if state.system_identifier != identity.system_id {
-        "the database was copied from another cluster"
-    } else if row.replaced || is_beyond {
-        "somebody replaced or advanced the slot"
-    } else if !state.is_trusted {
-        "the log lacks rows of the table"
-    } else if let Some(start_snapshot) = state.start_snapshot {
-        return Ok(Usable::Yes { start_snapshot, confirmed: row.confirmed });
-    } else {
-        "the slot's creation was interrupted"
-    };
-    Ok(anew(config, true, Some(state), reason))
-}
-
-fn anew(config: &Config, drop: bool, state: Option<StateRow>, reason: &'static str) -> Usable {
-    if state.is_some() {
-        warn!(slot = config.slot, "{reason}: creating it anew, scanning for the gap");
-    }
-    if let Some(state) = state.as_ref().filter(|it| it.takes_messages) {
+    warn!(slot, "{reason}: creating it anew, scanning for the gap");
+    if state.takes_messages {
         let resolved = state.resolved.map_or(Lsn::ZERO, |it| it.place.commit_lsn);
         error!(
-            slot = config.slot,
+            slot,
             %resolved,
             "events of outbox_emit_wal that committed since then may be lost with the slot: no row \
              has them; look in the application for what it emitted, and emit it once more"
         );
     }
-    Usable::No { drop, state, reason }
 }
 
 /// Marks what the old slot brought and the stream has.
@@ -389,7 +343,7 @@ pub(crate) fn scan_reach(config: &Config) -> u64 {
         + 2 * config.window.events) as u64
 }
 
-async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, Error> {
+async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotSeen>, Error> {
     let sql = format!(
         "SELECT plugin, confirmed_flush_lsn, coalesce(wal_status = 'lost', false), active,
                 nullif(database, current_database()),
@@ -399,15 +353,14 @@ async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotRow>, 
     let rows = session.query(&sql, "look at the replication slot").await?;
     Ok(rows.first().map(|row| {
         let column = |at: usize| row.get(at).and_then(|value| text(value.as_ref()));
-        let confirmed = column(1).and_then(|lsn| lsn.parse().ok());
-        SlotRow {
-            plugin: column(0).unwrap_or_default(),
-            // Without a confirmed position the slot never became consistent.
-            lost: column(2).as_deref() == Some("t") || confirmed.is_none(),
-            confirmed: confirmed.unwrap_or_default(),
-            active: column(3).as_deref() == Some("t"),
+        let is = |at: usize| column(at).as_deref() == Some("t");
+        SlotSeen {
+            is_pgoutput: column(0).as_deref() == Some("pgoutput"),
+            confirmed: column(1).and_then(|lsn| lsn.parse().ok()),
+            is_lost: is(2),
+            is_active: is(3),
             elsewhere: column(4),
-            replaced: column(5).as_deref() == Some("t"),
+            is_replaced: is(5),
         }
     }))
 }

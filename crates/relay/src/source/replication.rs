@@ -54,9 +54,9 @@ struct OpenSlot {
 
 /// What brings events, besides scans of the table.
 enum Log {
-    Read(LogStream),
+    Read(Box<LogStream>),
     /// Nothing yet.
-    Awaited(AwaitedSlot),
+    Awaited(Box<AwaitedSlot>),
 }
 
 impl Log {

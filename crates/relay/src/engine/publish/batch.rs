@@ -54,6 +54,16 @@ impl Batching {
     pub(super) fn tail_read(&mut self) {
         self.is_answered = false;
     }
+
+    /// `end` is behind the last entry, and `expected` is the sequence that the next message follows.
+    pub(super) fn assert_holds(&self, end: u64, expected: u64) {
+        let Some(batch) = &self.present else { return };
+        assert_eq!(batch.number, self.begun, "a batch is present, and a later one was begun");
+        assert!(batch.first <= end, "a batch ends behind the window");
+        let sent_to = batch.base + batch.sent;
+        assert!(sent_to <= expected, "{sent_to} is sent in a batch, {expected} is expected");
+        assert!(!batch.is_open || sent_to == expected, "a message went beside an open batch");
+    }
 }
 
 impl Publishing {

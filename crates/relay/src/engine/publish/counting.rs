@@ -95,6 +95,13 @@ impl Counting {
         self.next.is_some_and(|next| next <= self.last_seq)
     }
 
+    fn assert_holds(&self) {
+        let ascend = |one: &(u64, u64), next: &(u64, u64)| one.0 < next.0 && one.1 < next.1;
+        assert!(self.held.is_sorted_by(ascend), "events are counted out of order");
+        let held = self.held.last().map(|it| it.1);
+        assert!(held < self.next || held.is_none(), "an event is counted twice");
+    }
+
     /// Takes in the next event that takes a sequence. Says whether the count holds.
     fn add(&mut self, index: u64, stored_at: Option<u64>, committed_micros: i64) -> bool {
         let Some(next) = self.next.filter(|next| *next <= self.last_seq) else {
@@ -159,6 +166,15 @@ impl Publishing {
             true => self.void_place(seq_from),
             false => self.written.seq_from = self.written.seq_from.max(seq_from),
         }
+    }
+
+    pub(super) fn assert_counted(&self) {
+        if let Some(counting) = &self.counted.counting {
+            counting.assert_holds();
+            assert!(counting.next.is_some() || counting.held.is_empty(), "no count, and some held");
+        }
+        let is_void = self.written.is_void;
+        assert!(!is_void || self.written.has_seq, "a place without a sequence is to lose it");
     }
 
     /// Whether the place's sequence has to go, before anything else is done.

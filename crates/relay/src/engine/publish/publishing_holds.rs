@@ -20,6 +20,10 @@ impl Publishing {
             let (expected, known) = (self.stream.expected(), self.stream.known_seq());
             assert!(expected >= known, "{expected} is expected, and {known} is in the stream");
         }
+        self.assert_counted();
+        if self.link.is_up() {
+            self.batching.assert_holds(self.window.end(), self.stream.expected());
+        }
         if is_checked_whole(unresolved) {
             self.window.assert_holds();
             self.assert_entries();

@@ -78,6 +78,14 @@ impl Publishing {
         }
     }
 
+    /// Nothing overtakes it meanwhile.
+    fn wait_until(&mut self, index: u64, due: Duration) {
+        let Some(entry) = self.window.get_mut(index) else { return };
+        (entry.stage, entry.not_before) = (Stage::Deferred, due);
+        self.sending.back_to(index);
+        self.retries.defer_until(due);
+    }
+
     /// The broker's user may not publish on a subject: the one message of it that was sent first
     /// will never be answered.
     pub(super) fn denied(&mut self, subject: &str, reason: String) {
@@ -118,10 +126,7 @@ impl Publishing {
         let attempts = entry.attempts;
         let pause = Backoff::EVENT.after(attempts);
         let (id, has_row) = (entry.outgoing.event.id, entry.origin != Origin::Emitted);
-        (entry.stage, entry.not_before) = (Stage::Deferred, self.now + pause);
-        self.sending.back_to(index);
-        let retry = self.now + pause;
-        self.retries.defer_until(retry);
+        self.wait_until(index, self.now + pause);
         self.figures.counts.deferred += 1;
         self.output.requests.push_back(Request::NoteFailure {
             index,

@@ -23,6 +23,10 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    pub(super) fn of_others() -> Self {
+        Self { id: None, position: None, position_event: None }
+    }
+
     /// A message names the event of its position only where that is another one.
     pub(super) fn has_own_position(&self) -> bool {
         self.position_event.map(|event| event.as_u128()) == self.id

@@ -25,6 +25,8 @@ const IDLE_SCAN_MAX: Duration = Duration::from_millis(2_000 + 3_300);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     pub(super) end: Lsn,
+    /// Where the slot began.
+    pub(super) start: Lsn,
     pub(super) place: Option<Place>,
     /// The mode of the session that writes, and of the one that wrote the place.
     pub(super) session: Mode,
@@ -33,7 +35,7 @@ pub(super) struct Written {
 
 impl Written {
     pub(super) fn new(end: Lsn) -> Self {
-        Self { end, place: None, session: Mode::Fenced, rules: None }
+        Self { end, start: end, place: None, session: Mode::Fenced, rules: None }
     }
 
     pub(super) fn note(&mut self, place: NotedPlace) {

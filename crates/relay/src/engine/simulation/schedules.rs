@@ -20,6 +20,7 @@ pub(super) const CALM: Faults = Faults {
     dedup: true,
     fickle: false,
     slot_loss: false,
+    meddled: false,
     waits: false,
     purges: false,
     goes_back: false,
@@ -124,6 +125,17 @@ fn a_mended_event_is_not_parked_again_for_what_its_first_row_said() {
 #[test]
 fn in_fenced_mode_a_lost_slot_costs_nothing_and_changes_no_order() {
     run(Faults { slot_loss: true, dedup: false, ..CALM });
+}
+
+// proves: G-LOSS-3
+#[test]
+fn a_slot_that_is_ahead_or_behind_costs_nothing() {
+    let meddled = Faults { meddled: true, dedup: false, ..CALM };
+    run(meddled);
+    run(Faults { poison: true, is_indexed: true, ..meddled });
+    run(Faults { failing: true, hidden: true, locks: true, ..meddled });
+    run(Faults { mode: Mode::Keyed, dedup: true, foreign: Foreign::Always, ..meddled });
+    run(Faults { poison: true, blocking: true, ..meddled });
 }
 
 /// Transactions stay open for long, slots wait for them, relays are killed meanwhile.

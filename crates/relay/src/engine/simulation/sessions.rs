@@ -49,8 +49,9 @@ impl World {
         if self.faults.goes_back && self.rng.random_bool(0.3) {
             self.go_back();
         }
-        if self.awaits_slot {
-            self.finish_epoch();
+        match self.awaits_slot {
+            true => self.finish_epoch(),
+            false => self.find_slot(),
         }
         self.begin_session();
     }

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::{Books, LookedBy, SlotReader, Store, mark};
-use crate::engine::{NotedPlace, Place, SlotHealth, Watermark};
+use crate::engine::{NotedPlace, Place, SlotHealth, SlotKnown, Watermark};
 use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -33,6 +33,16 @@ pub(crate) struct StateRow {
 }
 
 impl StateRow {
+    /// Beside the slot of the cluster with this identifier.
+    pub(crate) fn known(&self, system_id: &str) -> SlotKnown {
+        SlotKnown {
+            is_of_this_cluster: self.system_identifier == system_id,
+            is_trusted: self.is_trusted,
+            checkpoint: self.checkpoint,
+            start_snapshot: self.start_snapshot.clone(),
+        }
+    }
+
     /// Everything that committed before this is resolved. The slot, `confirmed` up to there, may say
     /// less after a crash of the server, which writes slots down only now and then; the watermark is
     /// in the log.

@@ -24,7 +24,7 @@ pub(super) type Making = BoxFuture<'static, Result<(Slot, Store), Error>>;
 
 /// What became of a slot that was to be made.
 pub(super) enum Made {
-    Now(Slot, Store),
+    Now(Box<(Slot, Store)>),
     Later(Making),
 }
 
@@ -34,19 +34,19 @@ pub(crate) struct AwaitedSlot {
     /// What it waits for.
     waits: watch::Receiver<Option<String>>,
     /// The connection over which it is locked, once it is made.
-    made: Option<Store>,
+    made: Option<Box<Store>>,
 }
 
 /// Has a slot made that is locked over `store`.
 pub(super) async fn make(config: &Arc<Config>, new: NewSlot, store: Store) -> Result<Made, Error> {
     let config = Arc::clone(config);
     let making = async move {
-        let slot = new.make(&config, &store).await?;
+        let slot = Slot::made(new.make(&config, &store).await?)?;
         Ok((slot, store))
     };
     let mut making = making.boxed();
     match tokio::time::timeout(MADE_SOON, &mut making).await {
-        Ok(made) => made.map(|(slot, store)| Made::Now(slot, store)),
+        Ok(made) => made.map(|made| Made::Now(Box::new(made))),
         Err(_) => Ok(Made::Later(making)),
     }
 }
@@ -58,10 +58,10 @@ impl AwaitedSlot {
 
     pub(super) fn job(&mut self) -> Option<Job> {
         let making = self.making.take()?;
-        Some(long_job(async move { making.await.map(|(_, store)| Done::SlotMade(store)) }))
+        Some(long_job(async move { making.await.map(|(_, store)| Done::SlotMade(store.into())) }))
     }
 
-    pub(super) fn made(&mut self, store: Store) {
+    pub(super) fn made(&mut self, store: Box<Store>) {
         self.made = Some(store);
     }
 

@@ -50,7 +50,7 @@ pub(crate) enum Done {
     Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
     Scanned(Scanned),
     /// The slot is there, and locked over this connection.
-    SlotMade(Store),
+    SlotMade(Box<Store>),
     Replaying(Box<(ReplayStart, OpenReplay)>),
     ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
 }

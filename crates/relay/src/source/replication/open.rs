@@ -219,8 +219,8 @@ pub(super) async fn open(
 
 /// A slot, or the right to have it made.
 enum Took {
-    Slot(Taken),
-    Awaited(Awaited),
+    Slot(Box<Taken>),
+    Awaited(Box<Awaited>),
 }
 
 /// The slot is ours, unless another relay begins to read it first.
@@ -251,7 +251,8 @@ impl Taken {
             Found::Missing(new) => {
                 let (reader, (system_id, timeline)) = (new.reader(), new.identity()?);
                 match make(config, new, store).await? {
-                    Made::Now(slot, store) => {
+                    Made::Now(made) => {
+                        let (slot, store) = *made;
                         store.unlock_slot(&config.slot).await?;
                         (slot, store)
                     }
@@ -265,13 +266,15 @@ impl Taken {
                             confirmed: Lsn::ZERO,
                             rules,
                         };
-                        return Ok(Took::Awaited(Awaited { tail, mode, unfenced, slot, making }));
+                        let awaited = Awaited { tail, mode, unfenced, slot, making };
+                        return Ok(Took::Awaited(Box::new(awaited)));
                     }
                 }
             }
         };
         store.note_epoch(slot.system_id, slot.timeline).await?;
-        Ok(Took::Slot(Self { store, tail, mode, unfenced, is_indexed, slot }))
+        let taken = Self { store, tail, mode, unfenced, is_indexed, slot };
+        Ok(Took::Slot(Box::new(taken)))
     }
 
     /// Begins to read the slot: from then on nobody else does.
@@ -315,7 +318,7 @@ impl Awaited {
         Ok(Known {
             store,
             tail,
-            log: Log::Awaited(AwaitedSlot::new(rows, making, opening.waits())),
+            log: Log::Awaited(Box::new(AwaitedSlot::new(rows, making, opening.waits()))),
             slot,
             publishing: Publishing::new(Start { log_end, tried, ..start }),
             backfill: Backfill::without_slot(),
@@ -370,7 +373,7 @@ impl Streaming {
         Ok(Known {
             store,
             tail,
-            log: Log::Read(log),
+            log: Log::Read(Box::new(log)),
             slot,
             publishing,
             backfill,
