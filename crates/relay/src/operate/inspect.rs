@@ -126,7 +126,7 @@ fn warn_of_slot(config: &Config, slot: Option<&SlotReport>, report: &mut StatusR
             "{the_slot} keeps more of the log than max_slot_wal_keep_size: it is lost at the next \
              checkpoint"
         )),
-        Some(SlotReport { waits_for: Some(who), .. }) => report.warnings.push(format!(
+        Some(SlotReport { waits_for: Some(who), .. }) => warnings.push(format!(
             "PostgreSQL makes {the_slot} wait for {who}: until that ends the relay publishes from the \
              table what is visible"
         )),
