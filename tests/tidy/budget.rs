@@ -11,15 +11,15 @@ const LINES: [(&str, usize); 6] = [
     ("lab", 6212),
     ("outbox", 2354),
     ("pgoutput", 481),
-    ("relay", 30535),
-    ("tailpost", 12714),
+    ("relay", 31500),
+    ("tailpost", 13000),
 ];
 
 /// Settings of the configuration file.
 const SETTINGS: usize = 94;
 
 /// Words of `docs/`.
-const WORDS: usize = 46_202;
+const WORDS: usize = 46_900;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;
