@@ -82,16 +82,13 @@ pub async fn run(
                 return Ok(());
             }
             Ok(Ended::SlotIsThere) => {
-                reporter.waiting(None);
-                reporter.role(Role::Starting);
+                begins_anew(&mut reporter);
                 continue;
             }
             Err(Error::SlotBusy { .. }) if !once => {
                 reporter.role(Role::Standby);
                 standby::wait(&config, &stop, &mut reporter).await;
-                reporter.waiting(None);
-                // Until the slot is taken nobody knows what comes of it.
-                reporter.role(Role::Starting);
+                begins_anew(&mut reporter);
                 continue;
             }
             Err(error) if is_followed(&config, &error, once, reporter.has_begun()) => error,
@@ -126,6 +123,12 @@ pub async fn run(
             () = stop.cancelled() => {}
         }
     }
+}
+
+/// Until the slot is taken nobody knows what comes of it.
+fn begins_anew(reporter: &mut Reporter) {
+    reporter.waiting(None);
+    reporter.role(Role::Starting);
 }
 
 /// Whether another session follows one that ended so. `has_begun` says that one ever began.
