@@ -1,10 +1,14 @@
--- A producer that writes every column writes NULL where it has nothing. A row without a time or a
--- transaction gets them when it is inserted, so that the log and the table have the same.
+-- A producer that writes every column writes NULL where it has nothing, and one that copies rows writes
+-- the transaction that inserted the original. A row gets its time, if it has none, and its own
+-- transaction when it is inserted, so that the log and the table agree. Numbers below 4 are no
+-- transaction's: a relay writes them.
 CREATE OR REPLACE FUNCTION {schema}.tailpost_fill() RETURNS TRIGGER
 LANGUAGE plpgsql SET search_path = pg_catalog SET TimeZone = 'UTC' AS $fill$
 BEGIN
     NEW.{occurred_at} := coalesce(NEW.{occurred_at}, now());
-    NEW.txid := coalesce(NEW.txid, pg_current_xact_id());
+    IF NEW.txid IS NULL OR NEW.txid >= '4' THEN
+        NEW.txid := pg_current_xact_id();
+    END IF;
     RETURN NEW;
 END
 $fill$;
@@ -19,7 +23,10 @@ BEGIN
           AND (attgenerated <> '' OR attnum = ANY (partattrs))
     ) THEN
         CREATE OR REPLACE TRIGGER tailpost_fill BEFORE INSERT ON {table}
-        FOR EACH ROW WHEN (NEW.{occurred_at} IS NULL OR NEW.txid IS NULL)
+        FOR EACH ROW WHEN (
+            NEW.{occurred_at} IS NULL OR NEW.txid IS NULL
+            OR NEW.txid <> pg_current_xact_id() AND NEW.txid >= '4'
+        )
         EXECUTE FUNCTION {schema}.tailpost_fill();
     END IF;
 END

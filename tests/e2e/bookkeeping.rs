@@ -168,6 +168,44 @@ async fn where_rows_are_polled_nulls_in_the_relays_columns_are_filled() {
     rows_with_nulls("row", "poll").await;
 }
 
+/// Copies of rows have the transaction of the original: one that is older than the slot, or that never ran
+/// here.
+async fn copied_rows(mark: &str) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", mark);
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let relay = env.relay();
+    let copy = NULLS
+        .replace("NULL, NULL", "(CASE g % 2 WHEN 0 THEN '700' ELSE '99000000' END)::xid8, now()");
+    let copy = copy.replace("generate_series(1, 5)", "generate_series(1, 6) g");
+    env.execute(&copy).await;
+    env.wait_stored(6).await;
+    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    relay.kill9().await;
+    let _relay = env.relay();
+    env.execute(&copy).await;
+    env.wait_stored(12).await;
+    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    assert_eq!(env.stored().await.len(), 12, "each once");
+    let foreign = "SELECT count(*) FROM outbox_events
+                   WHERE txid < '701' OR txid >= pg_snapshot_xmax(pg_current_snapshot())";
+    assert_eq!(env.query::<i64>(foreign).await, 0, "a row has its own transaction");
+}
+
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn copies_of_rows_belong_to_the_transaction_that_inserts_them() {
+    copied_rows("row").await;
+}
+
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn without_marks_copies_of_rows_belong_to_the_transaction_that_inserts_them() {
+    copied_rows("lean").await;
+}
+
 /// Rows from before there was a trigger, or that passed it.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_have_no_transaction_all_the_same_are_published_and_not_pending() {

@@ -397,7 +397,9 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
                  SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', max(txid::text::numeric)::text::xid8 FROM outbox_events
                  WHERE id IN (SELECT id FROM outbox_status WHERE status = 'PUBLISHED')
                  RETURNING id";
+    env.execute("ALTER TABLE outbox_events DISABLE TRIGGER tailpost_fill").await;
     ids.push(env.query(again).await);
+    env.execute("ALTER TABLE outbox_events ENABLE TRIGGER tailpost_fill").await;
     let relay = env.relay();
     relay.wait_log("copied from another cluster").await;
     ids.extend(env.insert_each(5).await);

@@ -391,7 +391,7 @@ mod tests {
             "e6786487bbfdc8f7",
             "20af453e0957067d",
             "b700e4a1f28d0ede",
-            "13b54470b3bc009b",
+            "bbb97263c09e93ab",
             "8e0ce28c3c101dfb",
         ];
         assert_eq!(checksums, published);
