@@ -1,6 +1,7 @@
 //! Who may come in at the admin port, and by which ways.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use lab::Port;
 use support::{DEADLINE, Relay, TestEnv, ask, get, until};
@@ -164,6 +165,46 @@ async fn half_sent_requests_take_nothing_from_the_pipeline_and_end() {
         get(admin.addr(), "/livez").await.is_some_and(|it| it.starts_with("HTTP/1.1 200 "))
     })
     .await;
+}
+
+/// A connection from another address of this machine.
+async fn connect_from(own: &str, admin: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(own.parse().expect("an address")).expect("bind to loopback");
+    socket.connect(admin).await.expect("connect")
+}
+
+/// Four peers take all the connections that there are for more than probes.
+// proves: G-DOOR-1
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_are_answered_while_all_other_connections_are_taken() {
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    let _relay = env.relay();
+    until(DEADLINE, "it is ready", async || {
+        get(admin.addr(), "/readyz").await.is_some_and(|it| it.starts_with("HTTP/1.1 200 "))
+    })
+    .await;
+    for path in ["/livez", "/readyz", "/metrics"] {
+        let mut held = Vec::new();
+        for number in 0..128 {
+            let own = format!("127.0.0.{}:0", 2 + number / 32);
+            let mut stream = connect_from(&own, admin.addr()).await;
+            stream.write_all(HALF).await.expect("half a request");
+            held.push(stream);
+        }
+        for own in ["127.0.0.2:0", "127.0.0.9:0"] {
+            let probe = connect_from(own, admin.addr()).await;
+            let told = ask(probe, "GET", path, "Host: 127.0.0.1", "");
+            // Before a half-sent request is ended, which makes room.
+            let told = tokio::time::timeout(Duration::from_secs(3), told).await;
+            let told = told.expect("in time").expect("an answer");
+            assert!(told.starts_with("HTTP/1.1 200 "), "{path} from {own}: {told}");
+        }
+        drop(held);
+    }
 }
 
 /// What servers say has hosts and users in it. Whoever may not see the status learns that there is
