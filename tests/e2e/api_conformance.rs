@@ -29,7 +29,7 @@ fn modules() -> PathBuf {
 
 /// Requests of each kind that are made up. `EXAMPLES=n` says how many.
 fn examples() -> String {
-    std::env::var("EXAMPLES").unwrap_or_else(|_| "3".into())
+    std::env::var("EXAMPLES").unwrap_or_else(|_| "1".into())
 }
 
 /// Sends requests that the document allows and requests that it forbids.

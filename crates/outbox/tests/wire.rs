@@ -197,7 +197,7 @@ fn user_headers(event: &Event) -> Option<BTreeMap<String, String>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn parsing_inverts_emitting(event in any_event()) {

@@ -91,14 +91,25 @@ async fn serve(
         Lends::Sessions => {
             let mut server = TcpStream::connect(server).await.ok()?;
             server.write_all(&startup).await.ok()?;
+            let mut greeting = Vec::new();
+            answer(&mut server, &mut greeting).await?;
+            client.write_all(&with_own_key(&greeting)).await.ok()?;
             copy_bidirectional(&mut client, &mut server).await.ok().map(|_| ())
         }
         Lends::Transactions => {
             idle.put(idle.take(server, &startup).await?);
-            client.write_all(idle.greeting.get()?).await.ok()?;
+            client.write_all(&with_own_key(idle.greeting.get()?)).await.ok()?;
             lend(client, server, &startup, &idle).await
         }
     }
+}
+
+/// What cancels is the pooler's, since it may have lent the session to another client by then.
+fn with_own_key(greeting: &[u8]) -> Vec<u8> {
+    let mut told = greeting.to_vec();
+    let key = told.windows(5).position(|it| it == b"K\0\0\0\x0c").expect("a key to cancel with");
+    told[key + 5..key + 13].copy_from_slice(b"a client");
+    told
 }
 
 async fn startup(client: &mut TcpStream) -> Option<Vec<u8>> {

@@ -10,7 +10,7 @@ use super::edit;
 use crate::inbox::http::wait_processed;
 use crate::inbox::service::Service;
 
-const ROUNDS: usize = 20;
+const ROUNDS: usize = 6;
 
 /// A marker for each message that is a second old, which takes a sequence, and goes itself.
 async fn with_markers(env: &TestEnv) {

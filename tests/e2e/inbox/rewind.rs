@@ -9,7 +9,7 @@ use support::{DEADLINE, TestEnvOptions, until};
 use super::{Inbox, Worker};
 
 /// The records of more than one statement are removed.
-const MANY: i64 = 1_200;
+const MANY: i64 = 700;
 
 async fn begun(mode: &str, nats: NatsOptions) -> (Inbox, Worker) {
     let options = TestEnvOptions { nats, ..TestEnvOptions::default() };
@@ -154,7 +154,7 @@ async fn a_rewind_that_is_interrupted_goes_on_and_repeats_nothing_twice() {
     let mut client = inbox.env.client().await;
     let lock = client.transaction().await.expect("begin");
     let held = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
-    lock.execute(held, &[&ids[900]]).await.expect("hold a record");
+    lock.execute(held, &[&ids[600]]).await.expect("hold a record");
     let words = "inbox rewind --consumer worker --to-sequence 1 --again --execute --why fixed";
     let words: Vec<_> = words.split(' ').collect();
     let command = inbox.env.spawn(&words);
@@ -174,7 +174,7 @@ async fn a_rewind_that_is_interrupted_goes_on_and_repeats_nothing_twice() {
 
     let worker = inbox.worker();
     let (told, _) = inbox.env.ends_with(0, &words).await;
-    let done = "worker is rewound to sequence 1; 1200 processed events are handled again";
+    let done = "worker is rewound to sequence 1; 700 processed events are handled again";
     assert!(told.contains(done), "{told}");
     inbox.wait_count("effects", 2 * MANY).await;
     inbox.wait_acked().await;

@@ -30,7 +30,7 @@ use super::lanes::Load;
 use super::seeds::seeds;
 use crate::message::{Message, Whence};
 
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 40;
 const EVENTS: u64 = 50;
 const AGGREGATES: u64 = 6;
 const ATTEMPTS_MAX: u32 = 4;

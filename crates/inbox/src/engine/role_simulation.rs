@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::role_lease::{Former, Found, Role, RoleLease, Step, Term};
 use super::seeds::seeds;
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 80;
 const WORKERS: usize = 4;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);

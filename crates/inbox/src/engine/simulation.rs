@@ -16,7 +16,7 @@ use super::lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
 use super::seeds::seeds;
 use crate::message::{Message, MessageId, Origin};
 
-const SEEDS: u64 = 500;
+const SEEDS: u64 = 200;
 const EVENTS: u64 = 60;
 
 pub(super) fn message(seq: u64, aggregates: u64) -> Arc<Message> {

@@ -13,7 +13,7 @@ use self::parsed::CONNECT_TIMEOUT;
 use super::connection_task::ConnectionTask;
 use super::dsn::Dsn;
 use super::pool::{Pool, PoolLimits, Session};
-use super::session_settings::{self, HasSessions};
+use super::session_settings::{self, HasSessions, Look};
 use crate::connect_error::Error;
 use crate::secret::SecretSource;
 use crate::tls::install_crypto_provider;
@@ -179,19 +179,21 @@ impl PostgresTarget {
     ///
     /// Dropping the future closes the half-open connection.
     pub async fn connect(&self, application_name: &str) -> Result<(Client, ConnectionTask), Error> {
-        let connected = self.connect_in_time(application_name).await?;
+        let (client, task, look) = self.connect_in_time(application_name).await?;
         if self.has_sessions.is_to_be_seen() {
-            // Before anything is done on it. That there is no room for another one is no reason.
-            let second = self.connect_in_time(application_name).await;
-            if let Err(error @ Error::HandedOn { .. }) = second {
-                return Err(error);
+            if !look.is_of_server(&client).await {
+                // Before anything is done on it. That there is no room for another one is no reason.
+                let second = self.connect_in_time(application_name).await;
+                if let Err(error @ Error::HandedOn { .. }) = second {
+                    return Err(error);
+                }
             }
             self.has_sessions.seen();
         }
-        Ok(connected)
+        Ok((client, task))
     }
 
-    async fn connect_in_time(&self, name: &str) -> Result<(Client, ConnectionTask), Error> {
+    async fn connect_in_time(&self, name: &str) -> Result<(Client, ConnectionTask, Look), Error> {
         let timeout = self.connect_timeout();
         tokio::time::timeout(timeout, self.connect_unbounded(name)).await.map_err(|_| {
             Error::PostgresTimeout { target: self.to_string(), seconds: timeout.as_secs() }
@@ -228,7 +230,7 @@ impl PostgresTarget {
     async fn connect_unbounded(
         &self,
         application_name: &str,
-    ) -> Result<(Client, ConnectionTask), Error> {
+    ) -> Result<(Client, ConnectionTask, Look), Error> {
         install_crypto_provider();
         let mut config = self.sql_config(application_name);
         if let Some(password) = self.renewed_password().await? {
@@ -249,14 +251,15 @@ impl PostgresTarget {
         &self,
         client: Client,
         task: ConnectionTask,
-    ) -> Result<(Client, ConnectionTask), Error> {
+    ) -> Result<(Client, ConnectionTask, Look), Error> {
         let target = || self.to_string();
         let begun = client.simple_query(&session_settings::begin(self.options())).await;
         let refused =
             |source| Error::Postgres { target: target(), source, renewed: self.renewed() };
-        match session_settings::is_handed_on(&begun.map_err(refused)?) {
+        let look = Look::at(&begun.map_err(refused)?);
+        match look.is_handed_on {
             true => Err(Error::HandedOn { target: target() }),
-            false => Ok((client, task)),
+            false => Ok((client, task, look)),
         }
     }
 

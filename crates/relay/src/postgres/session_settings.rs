@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio_postgres::SimpleQueryMessage;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 /// Settings that end a session or its statements, or that change what a statement does or answers.
 /// Sessions have PostgreSQL's own defaults of these, and of each `enable_…` and `geqo…`.
@@ -57,8 +57,9 @@ const SET: [(&str, &str); 6] = [
 /// stream's tail is read first.
 const OF_WALSENDERS: &str = "; SET tcp_user_timeout = 0";
 
-/// Says whether the session was ours before. A pooler in session mode has reset it since.
-const LOOK: &str = "SELECT current_setting('tailpost.session', true);
+/// Says whether the session was ours before (a pooler in session mode has reset it since), and which
+/// process of the server it is.
+const LOOK: &str = "SELECT current_setting('tailpost.session', true), pg_catalog.pg_backend_pid();
     SET tailpost.session = 'begun'; ";
 
 /// Statements for a session whose connection string has the `options`. What these set stays.
@@ -78,7 +79,7 @@ pub(super) fn set(options: &str) -> String {
     )
 }
 
-/// The same for a session that [`is_handed_on`] is to judge.
+/// The same for a session that a [`Look`] is to judge.
 pub(super) fn begin(options: &str) -> String {
     LOOK.to_owned() + &set(options)
 }
@@ -88,14 +89,41 @@ pub(super) fn of_walsender(options: &str) -> String {
     set(options) + OF_WALSENDERS
 }
 
-/// Whether a pooler gave us a session as one of ours had left it: what is set in it would be set for
-/// others as well, and for us no longer.
-pub(super) fn is_handed_on(answers: &[SimpleQueryMessage]) -> bool {
-    let rows = answers.iter().filter_map(|it| match it {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
-    rows.take(1).any(|row| row.get(0) == Some("begun"))
+/// What the beginning of a session tells of it.
+pub(super) struct Look {
+    /// A pooler gave us the session as one of ours had left it: what is set in it would be set for
+    /// others as well, and for us no longer.
+    pub(super) is_handed_on: bool,
+    pid: Option<i32>,
+}
+
+impl Look {
+    pub(super) fn at(answers: &[SimpleQueryMessage]) -> Self {
+        let row = answers.iter().find_map(|it| match it {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        let value = |at| row.and_then(|it| it.get(at));
+        Self {
+            is_handed_on: value(0) == Some("begun"),
+            pid: value(1).and_then(|it| it.parse().ok()),
+        }
+    }
+
+    /// Whether the server itself let us in. A pooler tells its clients a process of its own invention.
+    pub(super) async fn is_of_server(&self, client: &Client) -> bool {
+        self.pid.is_some() && told_process(client).await == self.pid
+    }
+}
+
+/// The process that a client is told of as it is let in, which only a request to cancel shows. `None`
+/// where the client would ask for encryption first.
+async fn told_process(client: &Client) -> Option<i32> {
+    let mut request = Vec::new();
+    let nowhere = tokio::io::join(tokio::io::empty(), &mut request);
+    client.cancel_token().cancel_query_raw(nowhere, NoTls).await.ok()?;
+    // Its length and its code, then the process and the key.
+    request.get(8..12)?.try_into().ok().map(i32::from_be_bytes)
 }
 
 /// Whether there are two sessions for two connections, for all copies of a target: a pooler in

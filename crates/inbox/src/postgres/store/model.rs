@@ -21,7 +21,7 @@ use crate::message::{Message, Origin};
 use crate::postgres::scope::Scope;
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
 
-const RUNS: u64 = 20;
+const RUNS: u64 = 10;
 const STEPS: usize = 60;
 const EVENTS: u64 = 4;
 

@@ -213,3 +213,13 @@ async fn a_password_is_read_for_each_connection() {
     let error = both.expect_err("two passwords").to_string();
     assert!(error.contains("postgres.password_file") && !error.contains("pw"), "{error}");
 }
+
+#[tokio::test]
+async fn the_server_itself_is_known_by_one_connection() {
+    let postgres = lab::Postgres::start(lab::PostgresOptions::default()).await.expect("start it");
+    let server = ([127, 0, 0, 1], postgres.port()).into();
+    let network = lab::Proxy::start(server).await.expect("start a proxy");
+    let target = target(&format!("postgres://postgres@{}/postgres", network.addr()));
+    target.connect("test").await.expect("connect");
+    assert_eq!(network.accepted(), 1);
+}

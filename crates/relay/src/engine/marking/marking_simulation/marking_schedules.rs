@@ -3,7 +3,7 @@
 use super::{Faults, World};
 use crate::engine::seeds::seeds;
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 80;
 const STEPS: usize = 300;
 
 fn run(faults: Faults) {
