@@ -49,6 +49,7 @@ mod poison;
 mod poll;
 mod postgres_faults;
 mod purged;
+mod put_back;
 mod ready;
 mod replay;
 mod replicas;

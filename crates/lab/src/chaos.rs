@@ -66,10 +66,12 @@ pub fn generators() -> impl Iterator<Item = &'static str> {
     soak::GENERATORS.iter().copied()
 }
 
-/// The scenarios, and what each proves.
+/// The scenarios, and what each proves; and the generators of the soak.
 pub fn list() -> String {
     let width = ALL.iter().map(|it| it.name.len()).max().unwrap_or_default();
-    ALL.iter().map(|it| format!("{:width$}  {}\n", it.name, it.proves)).collect()
+    let soak = format!("faults at random, by generators: {}", soak::GENERATORS.join(", "));
+    let scenarios = ALL.iter().map(|it| (it.name, it.proves)).chain([(SOAK, soak.as_str())]);
+    scenarios.map(|(name, proves)| format!("{name:width$}  {proves}\n")).collect()
 }
 
 /// Runs what was asked for, until `stop` at most.

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use crate::binaries::find_nats;
 use crate::port::Port;
 use crate::server::{Program, Server};
+use crate::template_cluster::copy;
 use crate::user::User;
 
 pub use nats_cluster::NatsCluster;
@@ -121,6 +122,27 @@ impl Nats {
     /// The folder in which JetStream keeps its streams.
     pub fn store_dir(&self) -> PathBuf {
         self.server.folder().join("store")
+    }
+
+    /// Copies that folder, while the server does not run; says where the copy is.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be copied.
+    pub fn copy_store(&self) -> Result<PathBuf> {
+        let copied = self.server.folder().join("store copied");
+        copy(&self.store_dir(), &copied, self.server.user()).context("copy the store")?;
+        Ok(copied)
+    }
+
+    /// Makes the copy the store, while the server does not run.
+    ///
+    /// # Errors
+    ///
+    /// When files cannot be moved.
+    pub fn put_store_back(&self, copied: &Path) -> Result<()> {
+        std::fs::remove_dir_all(self.store_dir()).context("remove the store")?;
+        std::fs::rename(copied, self.store_dir()).context("put the copy back")
     }
 
     /// The server's URL.

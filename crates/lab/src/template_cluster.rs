@@ -125,7 +125,7 @@ pub(crate) fn copy_running(from: &Path, to: &Path, user: &User) -> Result<()> {
 }
 
 /// Copies a folder; the copy belongs to `user`.
-fn copy(from: &Path, to: &Path, user: &User) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path, user: &User) -> Result<()> {
     copy_where(from, to, user, &|_| true)
 }
 

@@ -6,6 +6,7 @@
 
 mod faults;
 mod handler;
+mod history;
 mod hostile_input;
 mod locks;
 mod silence;

@@ -41,12 +41,13 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (3, "stopped", |it| Box::pin(it.pause_broker())),
     (2, "stopped", |it| Box::pin(it.pause_postgres())),
     (7, "handler", |it| Box::pin(it.fail_handler())),
+    (2, "history", |it| Box::pin(it.put_stream_back())),
 ];
 
 /// What `--only` can name.
 pub(in crate::chaos) const GENERATORS: &[&str] = &[
     "crashes", "network", "slot", "data", "stream", "rows", "messages", "silence", "locks",
-    "stopped", "handler",
+    "stopped", "handler", "history",
 ];
 
 /// What a migration tool drops, and what a person does who looks after a table.
