@@ -25,6 +25,7 @@ mod dead_letters;
 mod debezium;
 mod demo;
 mod doctor;
+mod domains;
 mod doors;
 mod encodings;
 mod failure_classes;

@@ -151,7 +151,10 @@ async fn read_consumer(
     nats: &async_nats::Client,
     config: &Config,
 ) -> Result<(Option<StreamFacts>, Option<consumer::Info>), Error> {
-    let stream = match jetstream::new(nats.clone()).get_stream(&config.stream).await {
+    let stream = match jetstream::with_prefix(nats.clone(), outbox::jetstream_api::prefix())
+        .get_stream(&config.stream)
+        .await
+    {
         Ok(stream) => stream,
         Err(error) if is_missing(&error) => return Ok((None, None)),
         Err(error) => return Err(Error::jetstream("look up the stream")(error)),

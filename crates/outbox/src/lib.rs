@@ -39,6 +39,7 @@ mod error;
 mod event;
 mod fnv;
 mod identifier;
+pub mod jetstream_api;
 mod malformed;
 pub mod migrations;
 pub mod nats_version;

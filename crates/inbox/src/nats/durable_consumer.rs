@@ -15,7 +15,7 @@ use async_nats::jetstream::stream::{
     Stream,
 };
 use jiff::Timestamp;
-use outbox::wire;
+use outbox::{jetstream_api, wire};
 use serde::Serialize;
 use tracing::info;
 
@@ -42,7 +42,9 @@ pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
 const ACK_PENDING_UNCHOSEN: i64 = 1_000;
 
 pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
-    let stream = jetstream::new(nats.clone()).get_stream(&config.stream).await;
+    let stream = jetstream::with_prefix(nats.clone(), jetstream_api::prefix())
+        .get_stream(&config.stream)
+        .await;
     stream.map_err(Error::jetstream("look up the stream"))
 }
 

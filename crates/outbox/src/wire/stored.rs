@@ -82,7 +82,7 @@ impl<'a> StoredMessage<'a> {
     /// Where to send the request for a message of `stream`.
     #[must_use]
     pub fn api_subject(stream: &str) -> String {
-        format!("$JS.API.STREAM.MSG.GET.{stream}")
+        format!("{}.STREAM.MSG.GET.{stream}", crate::jetstream_api::prefix())
     }
 
     /// What to send there.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_nats::{
     Client, ConnectOptions, Event, ReconnectToServer, Server, ServerAddr, ServerInfo,
 };
+use outbox::jetstream_api::{DEFAULT_PREFIX, use_prefix};
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
@@ -33,6 +34,8 @@ const CLIENT_CAPACITY: usize = 4096;
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 
 const DEFAULT_PORT: u16 = 4222;
+
+const INBOX: &str = "_INBOX";
 
 /// What opens the door at a NATS server, given beside the URL.
 ///
@@ -63,6 +66,10 @@ pub struct NatsAccess {
     pub key: Option<PathBuf>,
     /// Start TLS before the server says anything, as servers with `handshake_first` want it.
     pub tls_first: bool,
+    /// Where JetStream is asked, if not under `$JS.API`: `$JS.<domain>.API` for a domain.
+    pub api_prefix: Option<String>,
+    /// What the subjects of answers begin with, if not with `_INBOX`.
+    pub inbox_prefix: Option<String>,
 }
 
 /// One or more NATS servers of a cluster and how to get in.
@@ -75,6 +82,8 @@ pub struct NatsTarget {
     roots: Option<PathBuf>,
     identity: Option<Identity>,
     tls_first: bool,
+    api_prefix: String,
+    inbox_prefix: String,
 }
 
 /// Reads the configuration again, if there is something to read.
@@ -148,9 +157,21 @@ impl NatsTarget {
         };
         let roots = access.ca.clone();
         let tls_first = access.tls_first;
+        let api_prefix = prefix("nats.api_prefix", &access.api_prefix, DEFAULT_PREFIX)?;
+        let inbox_prefix = prefix("nats.inbox_prefix", &access.inbox_prefix, INBOX)?;
         let credentials = choose_credentials(from_url, access)?;
         let again = Again::default();
-        Ok(Self { servers: addresses, credentials, again, roots, identity, tls_first })
+        let servers = addresses;
+        Ok(Self {
+            servers,
+            credentials,
+            again,
+            roots,
+            identity,
+            tls_first,
+            api_prefix,
+            inbox_prefix,
+        })
     }
 
     /// Has a token, or a user with a password, read anew for each connection: `again` makes the
@@ -193,12 +214,14 @@ impl NatsTarget {
     ) -> Result<(Client, watch::Receiver<NatsLink>), Error> {
         install_crypto_provider();
         self.check_tls_files()?;
+        use_prefix(&self.api_prefix);
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let (servers, renewed) = (self.to_string(), self.renewed());
         let elsewhere = elsewhere();
         let options = login::options(&self.credentials, &self.again)
             .await?
             .name(name)
+            .custom_inbox_prefix(&self.inbox_prefix)
             .connection_timeout(CONNECTION_TIMEOUT)
             .request_timeout(Some(REQUEST_TIMEOUT))
             .ping_interval(PING_INTERVAL)
@@ -224,6 +247,11 @@ impl NatsTarget {
         // The sender lives in that task, so it can be gone only if the client is.
         let _ = watcher.wait_for(|link| link.connects > 0).await;
         Ok((client, watcher))
+    }
+
+    /// What the subjects of answers begin with.
+    pub(crate) fn inbox_prefix(&self) -> &str {
+        &self.inbox_prefix
     }
 
     /// What is read anew for each connection.
@@ -261,6 +289,17 @@ impl NatsTarget {
 
 fn invalid(reason: impl Into<String>) -> Error {
     Error::invalid("nats.url", reason)
+}
+
+fn prefix(key: &'static str, prefix: &Option<String>, default: &str) -> Result<String, Error> {
+    let prefix = prefix.as_deref().unwrap_or(default);
+    let is_token = |it: &str| {
+        !it.is_empty() && it.chars().all(|it| it.is_ascii_graphic() && it != '*' && it != '>')
+    };
+    match prefix.split('.').all(is_token) {
+        true => Ok(prefix.to_owned()),
+        false => Err(Error::invalid(key, "expected a subject without wildcards")),
+    }
 }
 
 fn parse_server(server: &str) -> Result<(ServerAddr, Credentials), Error> {
@@ -408,6 +447,8 @@ impl fmt::Debug for NatsTarget {
             .field("roots", &self.roots)
             .field("identity", &self.identity)
             .field("tls_first", &self.tls_first)
+            .field("api_prefix", &self.api_prefix)
+            .field("inbox_prefix", &self.inbox_prefix)
             .finish()
     }
 }
@@ -427,6 +468,8 @@ impl fmt::Debug for NatsAccess {
             .field("cert", &self.cert)
             .field("key", &self.key)
             .field("tls_first", &self.tls_first)
+            .field("api_prefix", &self.api_prefix)
+            .field("inbox_prefix", &self.inbox_prefix)
             .finish()
     }
 }

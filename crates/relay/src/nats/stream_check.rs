@@ -295,7 +295,10 @@ fn covers(subjects: &str, pattern: &str) -> bool {
 
 /// A stream; `None` if there is none of that name.
 pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
-    let error = match jetstream::new(client.clone()).get_stream(name).await {
+    let error = match jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
+        .get_stream(name)
+        .await
+    {
         Ok(stream) => return Ok(Some(stream)),
         Err(error) => error,
     };

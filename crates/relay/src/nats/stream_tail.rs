@@ -74,7 +74,7 @@ pub(crate) struct WayBack {
 impl TailReader {
     pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
         let name = stream.to_owned();
-        let stream = jetstream::new(client.clone())
+        let stream = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;

@@ -153,7 +153,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         let what = format!("marks of what slot {} published, which is gone", slot.name);
         steps.push(SetupStep { what, created: true });
     }
-    let context = jetstream::new(client.clone());
+    let context = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix());
     let left = store.publications_of_other_shards(config).await?;
     let left = left.iter().map(|it| {
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")

@@ -76,6 +76,8 @@ pub(super) static KEYS: &[Key] = &[
     key("nats.ca", |it, v| put(&mut it.nats.access.ca, v.text().map(path))),
     key("nats.cert", |it, v| put(&mut it.nats.access.cert, v.text().map(path))),
     key("nats.key", |it, v| put(&mut it.nats.access.key, v.text().map(path))),
+    key("nats.api_prefix", |it, v| put(&mut it.nats.access.api_prefix, v.text().map(some))),
+    key("nats.inbox_prefix", |it, v| put(&mut it.nats.access.inbox_prefix, v.text().map(some))),
     key("nats.tls_first", |it, v| put(&mut it.nats.access.tls_first, v.bool())),
     key("stream.name", |it, v| put(&mut it.stream.name, string(v))),
     key("stream.subjects", |it, v| put(&mut it.stream.subjects, v.list())),

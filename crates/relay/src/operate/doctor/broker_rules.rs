@@ -5,7 +5,7 @@ use outbox::nats_version;
 use outbox::wire::subject_matches;
 
 use super::facts::{Seen, Subjects};
-use super::read_broker::USER_INFO;
+use super::read_broker::{USER_INFO, api};
 use super::server_rules::judge_clock;
 use crate::config::Mode;
 
@@ -71,18 +71,18 @@ fn needed(seen: &Seen) -> (Vec<String>, Vec<String>) {
     for config in seen.config.each_shard() {
         publish.extend(config.routing().patterns());
         let stream = &config.stream.name;
-        publish.push(format!("$JS.API.STREAM.INFO.{stream}"));
-        publish.push(format!("$JS.API.STREAM.MSG.GET.{stream}"));
+        publish.push(api(&format!("STREAM.INFO.{stream}")));
+        publish.push(api(&format!("STREAM.MSG.GET.{stream}")));
     }
-    publish.push("$JS.API.INFO".into());
+    publish.push(api("INFO"));
     publish.push(USER_INFO.into());
-    (publish, vec!["_INBOX.>".into()])
+    (publish, vec![format!("{}.>", seen.config.nats.inbox_prefix())])
 }
 
 /// What is asked for a plan of a replay, and for nothing else.
 fn asked_for_plans(seen: &Seen) -> Vec<String> {
     let shards = seen.config.each_shard().into_iter();
-    shards.map(|it| format!("$JS.API.CONSUMER.LIST.{}", it.stream.name)).collect()
+    shards.map(|it| api(&format!("CONSUMER.LIST.{}", it.stream.name))).collect()
 }
 
 impl Subjects {
@@ -100,7 +100,9 @@ impl Subjects {
 fn permissions(seen: &Seen) -> Judged {
     let Some(found) = &seen.broker()?.permissions else {
         return Err(Skip::because(format!(
-            "the server does not say what the user may do: allow it to publish {USER_INFO}"
+            "the server does not say what the user may do: allow it to publish {USER_INFO}, and to \
+             hear the answers under {}.>",
+            seen.config.nats.inbox_prefix()
         )));
     };
     let (mut publish, subscribe) = needed(seen);

@@ -113,7 +113,9 @@ async fn aggregate_id(config: &Config) -> Result<String, Error> {
 
 async fn consumers(client: &Client, stream: &str, subject: &str) -> Result<Vec<String>, Error> {
     let doing = "list the consumers of the stream";
-    let stream = jetstream::new(client.clone()).get_stream(stream).await;
+    let stream = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
+        .get_stream(stream)
+        .await;
     let stream = stream.map_err(Error::jetstream(doing))?;
     let mut listed = stream.consumers();
     let mut found = Vec::new();

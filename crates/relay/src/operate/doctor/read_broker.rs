@@ -35,8 +35,12 @@ pub(super) async fn connect(config: &Config) -> Result<Client, Failure> {
 
 pub(super) async fn broker(client: &Client) -> Broker {
     let info = client.server_info();
+    let account = api("INFO");
     let (account, user) =
-        tokio::join!(ask(client, "$JS.API.INFO", json!({})), ask(client, USER_INFO, json!({})));
+        tokio::join!(ask(client, &account, json!({})), ask(client, USER_INFO, json!({})));
+    // Behind a leaf node another server may answer first, about the leaf node's own connection.
+    let is_own = |answer: &Value| answer["server"]["id"].as_str() == Some(&info.server_id);
+    let user = user.ok().filter(is_own);
     let no_jetstream = match &account {
         Ok(account) => account["error"]["description"].as_str().map(str::to_owned),
         Err(Skip(said)) => Some(said.clone()),
@@ -46,7 +50,7 @@ pub(super) async fn broker(client: &Client) -> Broker {
         max_payload: info.max_payload,
         cluster: info.cluster,
         no_jetstream,
-        permissions: user.ok().map(|answer| permissions(&answer["data"]["permissions"])),
+        permissions: user.map(|answer| permissions(&answer["data"]["permissions"])),
         storage: account
             .ok()
             .and_then(|it| Some((it["limits"]["max_storage"].as_i64()?, it["storage"].as_i64()?))),
@@ -76,7 +80,7 @@ pub(super) async fn stream(
     config: Option<&Config>,
 ) -> (Known<Option<StreamFacts>>, Option<(f64, f64)>) {
     let before = Timestamp::now();
-    let asked = ask(client, &format!("$JS.API.STREAM.INFO.{name}"), json!({})).await;
+    let asked = ask(client, &api(&format!("STREAM.INFO.{name}")), json!({})).await;
     let after = Timestamp::now();
     let answer = match asked {
         Ok(answer) => answer,
@@ -111,7 +115,7 @@ pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap
     let mut found: Vec<Overlap> = Vec::new();
     for pattern in own.stream.subjects.iter().chain(&own.routing().patterns()) {
         let request = json!({ "subject": pattern });
-        let answer = ask(client, "$JS.API.STREAM.NAMES", request).await?;
+        let answer = ask(client, &api("STREAM.NAMES"), request).await?;
         for name in answer["streams"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if name == own.stream.name || found.iter().any(|it| it.stream == name) {
                 continue;
@@ -122,6 +126,11 @@ pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap
         }
     }
     Ok(found)
+}
+
+/// Where JetStream is asked for something.
+pub(super) fn api(what: &str) -> String {
+    format!("{}.{what}", outbox::jetstream_api::prefix())
 }
 
 /// One request, and how long the answer took.

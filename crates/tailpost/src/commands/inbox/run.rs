@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -151,6 +151,18 @@ fn look(settings: &Settings) -> Look {
     })
 }
 
+static PROXY_WARNED: Once = Once::new();
+
+/// What other programs go by.
+fn warn_of_proxy() {
+    let names =
+        ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
+    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|it| !it.is_empty());
+    if let Some(name) = names.into_iter().find(is_set) {
+        warn!("{name} is not used: handlers are called directly");
+    }
+}
+
 fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
     let name = &consumer.name;
     let url = consumer.handler.clone().ok_or_else(|| Error::no_handler(name))?;
@@ -163,6 +175,7 @@ fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandl
         None
     };
     let secrets = consumer.secrets.clone();
+    PROXY_WARNED.call_once(warn_of_proxy);
     let handler = HttpHandler::new(HttpOptions { url, timeout: consumer.timeout, secrets, tls });
     let origin = || settings.origin(name, "handler");
     Ok(handler.map_err(|source| Error::handler(origin(), name, source))?)

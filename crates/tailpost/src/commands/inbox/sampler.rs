@@ -72,7 +72,7 @@ impl Sampler {
 
     async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
         let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
-        let context = jetstream::new(self.nats.clone());
+        let context = jetstream::with_prefix(self.nats.clone(), outbox::jetstream_api::prefix());
         // A broker that is away leaves the database's figures as fresh as they are.
         let asked = self.consumers.iter().map(|(name, stream, may_take)| {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
