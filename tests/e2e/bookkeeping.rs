@@ -128,11 +128,7 @@ async fn rows_with_nulls(mark: &str, mode: &str) {
     until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
     relay.kill9().await;
     if mode == "fenced" {
-        until(DEADLINE, "the slot is dropped", async || {
-            let drop = "SELECT pg_drop_replication_slot('tailpost')";
-            env.client().await.batch_execute(drop).await.is_ok()
-        })
-        .await;
+        env.drop_slot("tailpost").await;
     }
     env.execute(NULLS).await;
     let _relay = env.relay();

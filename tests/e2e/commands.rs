@@ -17,7 +17,7 @@ async fn status_tells_what_it_knows_and_its_code_says_what_is_missing() {
     assert!(told.contains("tailpost, not active") && told.contains("OUTBOX, 1 replica"), "{told}");
     assert_eq!(said, "", "nothing to say beside the status");
 
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let (told, said) = env.ends_with(3, &["status"]).await;
     assert!(told.contains("OUTBOX, 1 replica"), "{told}");
     assert!(said.contains("replication slot \"tailpost\" does not exist"), "{said}");

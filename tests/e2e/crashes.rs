@@ -195,7 +195,7 @@ async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_i
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
     env.setup().await;
     env.insert(8_000).await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     env.setup().await;
     let load = env.load(3, 200.0).await;
     let old_and_unmarked =

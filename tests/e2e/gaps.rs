@@ -72,7 +72,7 @@ async fn a_slot_replaced_by_hand_costs_no_event() {
         // The server's process notices a moment later that the relay is gone.
         let is_free = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
         until(DEADLINE, "nobody reads the slot", async || env.query::<bool>(is_free).await).await;
-        env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+        env.drop_slot("tailpost").await;
         env.execute("SELECT pg_create_logical_replication_slot('tailpost', 'pgoutput')").await;
         expected.extend(env.insert_each(10).await);
 
@@ -116,7 +116,7 @@ async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
          WHERE backend_type = 'walsender' AND query = 'SELECT pg_backend_pid()'";
     until(DEADLINE, "the slot is looked at", async || env.query::<i64>(looked).await == 1).await;
     env.set("DATABASE_URL", &env.postgres.url("postgres"));
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     env.setup().await;
     env.to_postgres().set_delay(Duration::ZERO);
 

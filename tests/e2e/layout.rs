@@ -154,11 +154,7 @@ async fn by_transaction_alone_nothing_is_lost_or_doubled_when_marks_and_the_slot
     ids.extend(env.insert(1).await);
     env.wait_stored(ids.len() as u64).await;
     relay.kill9().await;
-    until(DEADLINE, "the slot is free", async || {
-        let drop = "SELECT pg_drop_replication_slot('tailpost')";
-        env.client().await.batch_execute(drop).await.is_ok()
-    })
-    .await;
+    env.drop_slot("tailpost").await;
     ids.extend(env.insert(1).await);
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
     let relay = env.relay();

@@ -141,11 +141,7 @@ async fn loses_its_slot(mark: &str) {
         env.wait_stored(stored + 100).await;
         // Without a watermark for it, mostly.
         relay.kill9().await;
-        until(DEADLINE, "the slot is free", async || {
-            let drop = "SELECT pg_drop_replication_slot('tailpost')";
-            env.client().await.batch_execute(drop).await.is_ok()
-        })
-        .await;
+        env.drop_slot("tailpost").await;
         ids.extend(env.insert(50).await);
     }
     let relay = env.relay();

@@ -35,7 +35,7 @@ fn attempts(relay: &Relay) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is_left_meanwhile() {
     let (mut env, admin, _port) = env().await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let old = env.client().await;
     old.batch_execute("SET application_name = 'month end'; BEGIN; SELECT pg_current_xact_id()")
         .await

@@ -49,7 +49,8 @@ struct Load {
 impl Load {
     fn start(env: &TestEnv, seed: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let write = |n| tokio::spawn(write(env.postgres.url("postgres"), n, seed, stop.clone()));
+        let write =
+            |n| tokio::spawn(write(env.postgres.url("postgres"), n, seed, Arc::clone(&stop)));
         let writers = (0..WRITERS).map(write).collect();
         Self { stop, writers }
     }

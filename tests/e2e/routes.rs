@@ -155,7 +155,7 @@ async fn the_scanner_drops_what_the_log_would_drop() {
     env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
     env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
     env.setup().await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let (mut published, mut dropped) = insert(&env, 100).await;
     let relay = env.relay();
     assert_routed(&env, &published, &dropped).await;

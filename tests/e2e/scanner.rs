@@ -165,7 +165,7 @@ async fn lose_slot_and_marks(forget: &str) {
     drop(relay);
 
     lose_marks(&env, i64::from(BEFORE)).await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     env.execute(forget).await;
     expected.extend(env.insert_each(40).await);
     let relay = env.relay();

@@ -278,7 +278,7 @@ async fn an_outbox_of_another_name_works_from_end_to_end() {
     env.wait_stored(2).await;
     relay.kill9().await;
     drop(relay);
-    env.execute("SELECT pg_drop_replication_slot('shop')").await; // the scanner's way
+    env.drop_slot("shop").await; // the scanner's way
     env.execute(&emit("c")).await;
     let _relay = env.relay();
     env.wait_stored(3).await;

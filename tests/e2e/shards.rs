@@ -132,7 +132,7 @@ async fn a_gap_of_one_shard_is_filled_by_that_shard_alone() {
     env.setup().await;
     env.insert(30).await;
     env.ends_with(0, &["relay", "--once"]).await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost_1of3')").await;
+    env.drop_slot("tailpost_1of3").await;
     let ids = env.insert(50).await;
     let relay = env.relay();
     env.wait_marked().await;

@@ -122,7 +122,7 @@ async fn while_a_lost_slot_waits_events_flow_whoever_is_killed_and_none_comes_tw
     let is_free = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
     until(DEADLINE, "nobody reads the slot", async || env.query::<bool>(is_free).await).await;
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let mut relay: Option<Relay> = None;
     for _ in 0..3 {
         if let Some(relay) = relay.take() {

@@ -33,6 +33,19 @@ impl<B: Broker> TestEnv<B> {
         self.client().await.batch_execute(sql).await.expect(sql);
     }
 
+    /// Drops a slot. The server takes a moment to notice that its reader has gone.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be dropped until [`DEADLINE`].
+    pub async fn drop_slot(&self, slot: &str) {
+        let sql = "SELECT pg_drop_replication_slot($1)";
+        until(DEADLINE, "the slot is dropped", async || {
+            self.client().await.execute(sql, &[&slot]).await.is_ok()
+        })
+        .await;
+    }
+
     /// Asks for one value. The session is kept for the next question; a lost one is replaced.
     ///
     /// # Panics

@@ -88,7 +88,7 @@ async fn alerts_about_what_is_neglected_fire_and_end() {
     env.execute(OLD).await;
     env.wait_stored(45).await;
     watch.prometheus.wait_firing(&["TailpostRewindSlotMissing"]).await;
-    env.execute("SELECT pg_drop_replication_slot('other')").await;
+    env.drop_slot("other").await;
 
     let id = replay(&env).await;
     watch.wait_written(&["tailpost_outbox_replayed_total"]).await;

@@ -62,7 +62,7 @@ async fn a_replay_of_the_log_says_that_there_is_no_free_slot_and_goes_on_with_on
         told["waits_for"].as_str().is_some_and(|it| it.contains("max_replication_slots"))
     };
     until(DEADLINE, "it is said why", says_why).await;
-    env.execute("SELECT pg_drop_replication_slot('of_others')").await;
+    env.drop_slot("of_others").await;
     let done = wait_done(&env, &id).await;
     assert!(done["waits_for"].is_null(), "{done}");
     assert_eq!(ids(&copies(&env, &id).await), events);

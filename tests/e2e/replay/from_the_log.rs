@@ -156,7 +156,7 @@ async fn the_rewind_slot_trails_behind_and_goes_with_its_setting() {
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success());
     // Where the relay's slot ends, the replay ends. Without it nothing says what was published.
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
     assert!(said.contains("the relay's own slot is not there"), "{said}");
     env.set("TAILPOST_REWIND__RETAIN", "off");

@@ -51,7 +51,7 @@ async fn a_traceparent_goes_from_the_row_to_the_handler_whichever_way_the_event_
     env.ends_with(0, &["inbox", "setup"]).await;
     // The next slot does not bring it.
     env.execute(&insert("scanned", &headers(1))).await;
-    env.execute("SELECT pg_drop_replication_slot('tailpost')").await;
+    env.drop_slot("tailpost").await;
     let relay = env.relay();
     relay.announce("events of outbox_emit_wal that committed since then may be lost");
     relay.wait_active().await;
