@@ -130,6 +130,7 @@ async fn loses_its_slot(mark: &str) {
     wait_published(&env, kept).await;
     env.wait_confirmed().await;
     relay.kill9().await;
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
     ids.clear();
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
@@ -215,6 +216,7 @@ async fn how_rows_are_marked_may_change_between_runs() {
     relay.kill9().await;
     // The whole table is looked at from now on, and the stream says nothing of its rows.
     env.execute("DROP INDEX idx_outbox_txid").await;
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
     ids.clear();
     let relay = env.relay();
@@ -243,6 +245,7 @@ async fn rows_whose_messages_were_purged_are_deleted_and_not_published_again() {
     env.wait_stored(10).await;
     env.wait_confirmed().await;
     relay.kill9().await;
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
     let _relay = env.relay();
@@ -384,6 +387,7 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     let mut ids = env.insert_each(50).await;
     wait_published(&env, 50).await;
     stop(relay).await;
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
     ids.clear();
     ids.extend(env.insert_each(20).await);

@@ -17,6 +17,7 @@ impl History {
 
     /// Takes down what there is, and removes it but for the newest `keep`.
     async fn purge(&mut self, env: &TestEnv, keep: u64) {
+        env.removes_messages();
         self.note(env).await;
         let stream = env.stream().await;
         let last = self.0.keys().next_back().copied().unwrap_or_default();
@@ -39,6 +40,7 @@ impl History {
 async fn env() -> TestEnv {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.removes_messages();
     env
 }
 

@@ -3,7 +3,8 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,6 +25,7 @@ pub struct Relay {
     pid: Pid,
     folder: TempDir,
     announced: Mutex<Vec<String>>,
+    removes: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -66,7 +68,15 @@ impl Relay {
             .stderr(file("stderr"));
         let child = command.spawn().expect("start the process");
         let pid = Pid::from_child(&child);
-        Self { child: Mutex::new(child), pid, folder, announced: Mutex::default() }
+        let (child, announced, removes) = (Mutex::new(child), Mutex::default(), Arc::default());
+        Self { child, pid, folder, announced, removes }
+    }
+
+    /// `removes` says whether the test removes messages: the comparison of rows comes when it comes.
+    #[must_use]
+    pub(crate) fn beside(mut self, removes: &Arc<AtomicBool>) -> Self {
+        self.removes = Arc::clone(removes);
+        self
     }
 
     /// Kills the process like a crash; it is gone when this returns.
@@ -203,8 +213,9 @@ impl Relay {
     fn unannounced(&self) -> Vec<String> {
         let announced = self.announced.lock().expect("not poisoned");
         let wrong = |line: &&str| line.contains(" ERROR ") || line.contains("panicked at");
-        // Tests that remove messages from a stream are many, and the comparison comes when it comes.
-        let removed = |line: &&str| line.contains("the stream lacks what a row says it has");
+        let removes = self.removes.load(Ordering::Relaxed);
+        let removed =
+            |line: &&str| removes && line.contains("the stream lacks what a row says it has");
         let expected =
             |line: &&str| removed(line) || announced.iter().any(|text| line.contains(text));
         let log = self.log();

@@ -1,6 +1,8 @@
 //! One test's own servers, and the relay's settings for them.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lab::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Protocol, Proxy};
 
@@ -34,6 +36,7 @@ pub struct TestEnv<B: Broker = Nats> {
     pub nats: B,
     variables: Vec<(String, String)>,
     network: Option<Network>,
+    removes: Arc<AtomicBool>,
     pub(crate) shards: u32,
     pub(crate) session: Kept<tokio_postgres::Client>,
     pub(crate) jetstream: Kept<async_nats::jetstream::Context>,
@@ -127,6 +130,7 @@ impl<B: Broker> TestEnv<B> {
             nats,
             variables: Vec::new(),
             network,
+            removes: Arc::default(),
             shards: 1,
             session: Kept::default(),
             jetstream: Kept::default(),
@@ -160,6 +164,11 @@ impl<B: Broker> TestEnv<B> {
     pub fn set(&mut self, name: &str, value: &str) {
         self.variables.retain(|(known, _)| known != name);
         self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// The test removes messages from the stream: a relay may say, or not, that rows name some.
+    pub fn removes_messages(&self) {
+        self.removes.store(true, Ordering::Relaxed);
     }
 
     /// Sets `relay.shards` for processes started later. Helpers look at all shards then.
@@ -213,7 +222,7 @@ impl<B: Broker> TestEnv<B> {
     ///
     /// As [`Relay::spawn`].
     pub fn spawn(&self, args: &[&str]) -> Relay {
-        Relay::spawn(args, &self.variables)
+        Relay::spawn(args, &self.variables).beside(&self.removes)
     }
 }
 

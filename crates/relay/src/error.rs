@@ -284,6 +284,20 @@ impl Error {
             .is_some_and(|it| ["22", "23", "54", "P0"].iter().any(|of| it.code().starts_with(of)))
     }
 
+    /// Who refused a row. The message and the details may hold the row: a trigger's author writes into
+    /// them what they like. The server's log has both.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let Self::Sql { source, .. } = self else { return None };
+        let refusal = source.as_db_error()?;
+        let context = refusal.where_().unwrap_or_default();
+        let of_author = self.is_about_a_row() || is_of_function(context);
+        let constraint = refusal.constraint().map(|it| format!("constraint {it}"));
+        let by = constraint.or_else(|| function(context));
+        let by = by.or_else(|| of_author.then(|| "PostgreSQL".to_owned()))?;
+        let code = refusal.code().code();
+        Some(format!("{by} refuses a row (SQLSTATE {code}; the server's log says more)"))
+    }
+
     /// The SQLSTATE of the server's answer, if it gave one.
     pub(crate) fn code(&self) -> Option<SqlState> {
         match self {
@@ -296,6 +310,24 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// Whether a function raised the error, in whatever language the server speaks: names of procedural
+/// languages are not translated.
+fn is_of_function(context: &str) -> bool {
+    context.contains("PL/")
+}
+
+/// The innermost function of a context, such as `PL/pgSQL function frozen() line 2 at RAISE`. Around the
+/// function's name and its arguments stands what the server's translators wrote.
+fn function(context: &str) -> Option<String> {
+    let line = context.lines().find(|it| it.contains("PL/pgSQL"))?;
+    let (before, after) = line.split_once('(')?;
+    let (arguments, _) = after.split_once(')')?;
+    let is_other = |it: char| !it.is_ascii_alphanumeric() && !"_$.".contains(it);
+    let quoted = before.strip_suffix('"').map(|it| it.rsplit('"').next());
+    let name = quoted.unwrap_or_else(|| before.rsplit(is_other).next())?;
+    Some(format!("function {name}({arguments})"))
 }
 
 /// Whether a policy would have hidden rows from the statement.
@@ -369,6 +401,30 @@ mod tests {
         let busy = PgWireError::Server("replication slot is active (SQLSTATE 55006)".into());
         assert_eq!(sqlstate(&busy), Some(SqlState::OBJECT_IN_USE));
         assert_eq!(sqlstate(&PgWireError::Protocol("short read".into())), None);
+    }
+
+    #[test]
+    fn a_function_is_named_in_any_language_of_the_server() {
+        for (context, name) in [
+            ("PL/pgSQL function frozen() line 2 at RAISE", "frozen()"),
+            ("PL/pgSQL-Funktion app.frozen() Zeile 2 bei RAISE", "app.frozen()"),
+            ("fonction PL/pgSQL frozen(text,integer), ligne 2 à RAISE", "frozen(text,integer)"),
+            ("PL/pgSQL関数frozen()の2行目 - RAISE", "frozen()"),
+            ("PL/pgSQL 함수 \"frozen()\" 의 2번째 RAISE", "frozen()"),
+            ("在RAISE的第2行的PL/pgSQL函数frozen()", "frozen()"),
+            ("frozen() PL/pgSQL fonksiyonu, 2. satır, RAISE içinde", "frozen()"),
+            ("PL/pgSQL-Funktion \"größe\"() Zeile 2 bei RAISE", "größe()"),
+            (
+                "SQL statement \"SELECT f(1)\"\nPL/pgSQL function frozen() line 2 at PERFORM",
+                "frozen()",
+            ),
+        ] {
+            assert_eq!(function(context), Some(format!("function {name}")), "{context}");
+        }
+        for context in ["", "while updating tuple (0,1) in relation \"outbox_events\""] {
+            assert!(function(context).is_none() && !is_of_function(context), "{context}");
+        }
+        assert!(is_of_function("PL/Python function \"frozen\""));
     }
 
     #[test]

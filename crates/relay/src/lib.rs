@@ -112,6 +112,9 @@ pub use upkeep::RetentionStatus;
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 fn describe(error: &Error) -> String {
     let mut line = error.to_string();
+    if let Some(refusal) = error.refusal() {
+        return format!("{line}: {refusal}");
+    }
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
         let text = next.to_string();

@@ -185,6 +185,13 @@ impl Reporter {
             error!(rows = found.missing_total, "the stream lacks what a row says it has: {why}");
         }
         let before = &mut self.status.history;
+        if let Some(why) = &found.failing {
+            if before.failing.is_none() {
+                info!(error = why, "could not compare rows with the stream");
+            }
+            found.failing_since = before.failing_since.or(found.failing_since);
+            (found.compared_at, found.rows) = (before.compared_at, before.rows);
+        }
         found.missing_total += before.missing_total;
         found.missing = found.missing.or_else(|| before.missing.take());
         self.status.history = found;

@@ -144,8 +144,12 @@ impl Status {
 pub struct HistoryStatus {
     /// When that was done last; `None` if it was not yet.
     pub compared_at: Option<Timestamp>,
-    /// Rows compared then.
+    /// Rows compared then; none where rows do not say where their messages are.
     pub rows: u64,
+    /// Since when it could not be done, if the last time it could not.
+    pub failing_since: Option<Timestamp>,
+    /// Why.
+    pub failing: Option<String>,
     /// The latest that said something else than the stream, if one did.
     pub missing: Option<String>,
     /// How many did so far.

@@ -41,6 +41,7 @@ async fn publish(env: &TestEnv, events: usize) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_per_subject_is_named_and_so_is_what_it_removed() {
     let env = published(1).await;
+    env.removes_messages();
     edit(&env, |it| (it.max_messages_per_subject, it.discard) = (1, DiscardPolicy::New)).await;
     let (said, _) = env.ends_with(0, &["setup"]).await;
     assert!(said.contains("max_msgs_per_subject"), "{said}");
@@ -67,6 +68,7 @@ async fn a_limit_per_subject_is_named_and_so_is_what_it_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_no_limit_explains_is_found_as_removed() {
     let env = published(20).await;
+    env.removes_messages();
     env.stream().await.purge().sequence(16).await.expect("purge the stream's beginning");
     assert_eq!(removed(&verify(&env, 1).await), 15);
     edit(&env, |it| it.max_age = std::time::Duration::from_hours(1)).await;
@@ -89,6 +91,7 @@ async fn what_no_limit_explains_is_found_without_marks() {
     env.wait_confirmed().await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
     assert_eq!(removed(&verify(&env, 1).await), 20);
 }

@@ -230,3 +230,28 @@ async fn names_are_checked_and_nagios_gets_one_line() {
     assert!(text.contains("ERROR   stream-exists: the stream exists\n"), "{text}");
     assert!(text.contains("    -> $ tailpost setup\n"), "{text}");
 }
+
+/// What one relay publishes, the other does too.
+// proves: G-DOCTOR-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_with_another_slot_on_the_same_table_is_found() {
+    let mut env = TestEnv::new().await;
+    env.setup().await;
+    let doctor = ["doctor", "--only", "replication-other-slots"];
+    let (told, _) = env.ends_with(0, &doctor).await;
+    assert!(told.contains("0 warnings"), "{told}");
+    env.set("TAILPOST_POSTGRES__SLOT", "second");
+    env.setup().await;
+    let second = env.relay();
+    second.wait_active().await;
+    env.set("TAILPOST_POSTGRES__SLOT", "tailpost");
+    let (told, _) = env.ends_with(0, &doctor).await;
+    assert!(told.contains("reads the publication too, from second"), "{told}");
+    second.sigterm();
+    assert!(second.wait_exit(DEADLINE).await.success());
+    let mut remedies = told.lines().filter_map(|it| it.trim().strip_prefix("-> psql> "));
+    let drop = remedies.rfind(|it| it.contains("pg_drop_replication_slot"));
+    env.execute(drop.expect("a remedy").split(" (").next().expect("a statement")).await;
+    let (told, _) = env.ends_with(0, &doctor).await;
+    assert!(told.contains("0 warnings"), "{told}");
+}

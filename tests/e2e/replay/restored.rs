@@ -21,6 +21,7 @@ async fn a_purged_stream_is_restored_in_order() {
     env.finish(load).await;
     let all = in_commit_order(&env).await;
     let originals = env.stored().await;
+    env.removes_messages();
     env.stream().await.purge().await.expect("purge the stream");
 
     let verified = |told: &str| -> serde_json::Value { serde_json::from_str(told).expect("JSON") };

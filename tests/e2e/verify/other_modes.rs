@@ -140,6 +140,7 @@ async fn with_shards_an_event_in_another_stream_is_found() {
     let (headers, payload) = again(copied);
     store(&env, "outbox.1.order.OrderPlaced", &headers, &payload).await;
     let stream = jetstream.get_stream("OUTBOX_1").await.expect("a stream");
+    env.removes_messages();
     stream.delete_message(moved.sequence).await.expect("delete a message");
     let (headers, payload) = again(moved);
     store(&env, "outbox.0.order.OrderPlaced", &headers, &payload).await;

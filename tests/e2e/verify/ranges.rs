@@ -29,6 +29,7 @@ async fn published() -> (TestEnv, Vec<Uuid>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_limit_removed_is_out_of_reach_and_not_missing() {
     let (env, ids) = published().await;
+    env.removes_messages();
     edit(&env, |it| (it.discard, it.max_messages) = (DiscardPolicy::Old, 30)).await;
     let compared = nothing_is_found(&env).await;
     assert_eq!(unjudged(&compared, "out_of_reach"), 30);

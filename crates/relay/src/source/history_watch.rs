@@ -6,7 +6,6 @@ use std::time::Duration;
 use async_nats::jetstream::stream::{Config, Info, RetentionPolicy};
 use jiff::Timestamp;
 use rand::RngExt;
-use tracing::debug;
 
 use super::{STREAM_IS_SHORTER, lost_end};
 use crate::describe;
@@ -45,7 +44,7 @@ fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(rand::rng().random_range(0.75..1.25))
 }
 
-/// What a comparison found; `None` if it could not be made.
+/// What a comparison found, or why it could not be made.
 ///
 /// # Errors
 ///
@@ -54,14 +53,13 @@ pub(super) async fn compare(
     rows: &Rows,
     tail: &TailReader,
     stream: &str,
-) -> Result<Option<HistoryStatus>, Error> {
+) -> Result<HistoryStatus, Error> {
     match compared(rows, tail, stream).await {
-        Err(error @ Error::Stalled(_)) => Err(error),
-        Err(error) => {
-            debug!(error = describe(&error), "could not compare rows with the stream");
-            Ok(None)
+        Err(error) if !matches!(error, Error::Stalled(_)) => {
+            let (failing_since, failing) = (Some(Timestamp::now()), Some(describe(&error)));
+            Ok(HistoryStatus { failing_since, failing, ..HistoryStatus::default() })
         }
-        found => found.map(Some),
+        found => found,
     }
 }
 

@@ -158,9 +158,7 @@ impl Source for Polling {
             }
             Done::Compared { store, found } => {
                 self.free.push(store);
-                if let Some(found) = found {
-                    reporter.compared(found);
-                }
+                reporter.compared(found);
                 return Ok(());
             }
             Done::Outcome(outcome) => outcome,

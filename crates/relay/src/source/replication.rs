@@ -231,8 +231,7 @@ impl Source for Replication {
         let (rows, tail) = (Arc::clone(&self.rows), self.tail.clone());
         let stream = self.config.stream.name.clone();
         Some(jobs::long_job(async move {
-            let found = history_watch::compare(&rows, &tail, &stream).await?;
-            Ok(found.map_or(Done::Nothing, Done::Compared))
+            history_watch::compare(&rows, &tail, &stream).await.map(Done::Compared)
         }))
     }
 

@@ -10,7 +10,7 @@ use crate::{exit, output, shutdown};
 pub(super) async fn demo(args: DemoArgs) -> Result<()> {
     let DemoArgs { duration, rate, json } = args;
     let options = demo::Options { duration, rate, quiet: json, relay_config };
-    let summary = demo::run(&options, &shutdown::on_signal()?).await?;
+    let summary = Box::pin(demo::run(&options, &shutdown::on_signal()?)).await?;
     output::text(&summary.json()?)?;
     summary.verdict()
 }

@@ -146,6 +146,10 @@ pub(crate) struct AnySlot {
     pub(crate) name: String,
     pub(crate) active: bool,
     pub(crate) retained_bytes: i64,
+    /// Its reader.
+    pub(crate) pid: Option<i32>,
+    /// What it reads of this database, as far as our role may know.
+    pub(crate) publications: Option<String>,
 }
 
 /// The transaction that began first.

@@ -73,8 +73,11 @@ const SERVER: &str = "
         (SELECT coalesce(jsonb_agg(s), '[]') FROM (
             SELECT slot_name AS name, active, coalesce((
                 CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
-                    ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0) AS retained_bytes
-            FROM pg_replication_slots ORDER BY 1) AS s) AS slots,
+                    ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0) AS retained_bytes,
+                active_pid AS pid, CASE WHEN database = current_database() THEN
+                    substring(query FROM 'publication_names[^'']*''([^'']*)') END AS publications
+            FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid
+            ORDER BY 1) AS s) AS slots,
         (SELECT count(*) FROM pg_stat_replication) AS walsenders,
         (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
              AND datname = current_database()) AS pollers,

@@ -28,7 +28,12 @@ pub(super) const RULES: &[Rule<Seen>] = &[
         .before_setup(),
     rule("replication-standby-slots", "no standby that is away holds events back", standby_slots)
         .before_setup(),
-    rule("replication-other-slots", "no other slot keeps the log", other_slots).before_setup(),
+    rule(
+        "replication-other-slots",
+        "no other slot keeps the log or brings the same rows",
+        other_slots,
+    )
+    .before_setup(),
 ];
 
 /// Those about each shard.
@@ -245,19 +250,34 @@ fn other_slots(seen: &Seen) -> Judged {
     let is_left = |it: &&AnySlot| {
         !it.active && it.retained_bytes >= IDLE_BYTES_MAX && !ours.contains(&it.name)
     };
-    let left: Vec<_> = server.slots.iter().filter(is_left).collect();
-    if left.is_empty() {
-        return Ok(Verdict::Ok(format!("{} slots in all", server.slots.len())));
-    }
-    let evidence: Vec<String> = left
-        .iter()
+    let publications: Vec<String> =
+        seen.config.each_shard().into_iter().map(|it| it.publication).collect();
+    let reads_ours = |it: &&AnySlot| {
+        let read = it.publications.as_deref().unwrap_or_default().split(',');
+        let mut read = read.map(|it| it.trim_matches([' ', '"']));
+        !ours.contains(&it.name) && read.any(|it| publications.iter().any(|own| own == it))
+    };
+    let left = server.slots.iter().filter(is_left);
+    let mut evidence: Vec<String> = left
+        .clone()
         .map(|it| format!("{} is not read and keeps {} MiB", it.name, it.retained_bytes >> 20))
         .collect();
-    let drop = |it: &&AnySlot| {
+    let drop = |it: &AnySlot| {
         Remedy::sql(format!("SELECT pg_drop_replication_slot('{}')", it.name))
             .with_caution("if nobody needs it: its reader loses everything that it has not read")
     };
-    Ok(Verdict::Warning(evidence.join(", "), left.iter().map(drop).collect()))
+    let mut remedies: Vec<_> = left.map(drop).collect();
+    for it in server.slots.iter().filter(reads_ours) {
+        let pid = it.pid.unwrap_or(0);
+        evidence.push(format!("process {pid} reads the publication too, from {}", it.name));
+        let end = Remedy::sql(format!("SELECT pg_terminate_backend({pid})"));
+        remedies.push(end.with_caution("a relay with another postgres.slot: stop it first"));
+        remedies.push(drop(it));
+    }
+    if evidence.is_empty() {
+        return Ok(Verdict::Ok(format!("{} slots in all", server.slots.len())));
+    }
+    Ok(Verdict::Warning(evidence.join(", "), remedies))
 }
 
 fn publication(seen: &Seen) -> Judged {

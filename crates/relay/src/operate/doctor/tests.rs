@@ -263,6 +263,7 @@ fn slots_of_others_that_keep_the_log_are_named() {
         name: name.into(),
         active,
         retained_bytes: mib << 20,
+        ..AnySlot::default()
     };
     let id = "replication-other-slots";
     let slots = vec![

@@ -286,14 +286,9 @@ impl Store {
     }
 }
 
-/// Without the details, which may hold the row.
 fn reason(error: &Error) -> String {
-    if let Error::Sql { source, .. } = error
-        && let Some(refusal) = source.as_db_error()
-    {
-        return format!("{} (SQLSTATE {})", refusal.message(), refusal.code().code());
-    }
-    crate::describe(error)
+    let code = || error.code().map_or_else(String::new, |it| format!("SQLSTATE {}", it.code()));
+    error.refusal().unwrap_or_else(code)
 }
 
 /// Ids, places in the stream, and positions in the log, for `unnest`.

@@ -39,7 +39,7 @@ pub(crate) enum Done {
     NotClaimed { store: Arc<Rows> },
     GaveBack { store: Arc<Rows>, marked: u64 },
     MadeUp { store: Arc<Rows>, found: Option<Stuck> },
-    Compared { store: Arc<Rows>, found: Option<HistoryStatus> },
+    Compared { store: Arc<Rows>, found: HistoryStatus },
     Outcome(ClaimOutcome),
     Nothing,
 }

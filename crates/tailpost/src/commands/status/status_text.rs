@@ -1,5 +1,6 @@
 //! What people read.
 
+use jiff::{SignedDuration, Timestamp};
 use relay::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
@@ -8,6 +9,9 @@ use serde_json::Value;
 
 use super::{Report, bytes};
 use crate::output::{self, Lines, if_any};
+
+/// For so long comparisons may fail before that is a warning.
+const UNCOMPARED_MAX: SignedDuration = SignedDuration::from_mins(10);
 
 /// The most frequent reasons. `tailpost outbox dlq list` shows more.
 const REASONS_SHOWN: usize = 3;
@@ -100,7 +104,23 @@ impl Lines {
         {
             self.add("  trouble", error);
         }
-        self.add_some("  missing", relay["history"]["missing"].as_str());
+        self.history(&relay["history"]);
+    }
+
+    fn history(&mut self, history: &Value) {
+        if let Some(at) = history["compared_at"].as_str() {
+            let rows = history["rows"].as_u64().unwrap_or(0);
+            let s = if rows == 1 { "" } else { "s" };
+            self.add("  compared", format_args!("with the stream at {at}: its end, {rows} row{s}"));
+        }
+        self.add_some("  missing", history["missing"].as_str());
+        let Some(since) = history["failing_since"].as_str() else { return };
+        let failing_for = since.parse().map(|it| Timestamp::now().duration_since(it));
+        if failing_for.is_ok_and(|it| it > UNCOMPARED_MAX) {
+            let why = history["failing"].as_str().unwrap_or_default();
+            let told = format_args!("rows cannot be compared with the stream since {since}: {why}");
+            self.add("warning", told);
+        }
     }
 
     fn slot_if_any(&mut self, slot: Option<&SlotReport>) {
@@ -352,6 +372,20 @@ warning        1 dead letter
             "warning        1 dead letter",
         ];
         assert_eq!(labels, expected, "{text}");
+    }
+
+    #[test]
+    fn comparisons_that_fail_for_long_are_a_warning() {
+        let told = |minutes| {
+            let since = Timestamp::now() - SignedDuration::from_mins(minutes);
+            let mut lines = Lines::default();
+            lines.history(&serde_json::json!({ "failing_since": since, "failing": "no reply" }));
+            lines.text
+        };
+        assert_eq!(told(9), "");
+        let text = told(11);
+        assert!(text.starts_with("warning        rows cannot be compared"), "{text}");
+        assert!(text.ends_with("Z: no reply\n"), "{text}");
     }
 
     #[test]
