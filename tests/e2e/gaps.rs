@@ -1,8 +1,11 @@
 //! While no relay runs, somebody changes what the log brings: no event is taken for published.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
+use lab::Direction;
 use support::{DEADLINE, TestEnv, until};
+use uuid::Uuid;
 
 /// Has published ten events, and stopped cleanly.
 async fn env() -> (TestEnv, Vec<uuid::Uuid>) {
@@ -102,6 +105,47 @@ async fn a_slot_advanced_by_hand_costs_no_event() {
     let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let reason = "somebody replaced or advanced the slot";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
+}
+
+/// Beyond what the relay confirmed, and not beyond what it has written down.
+// proves: G-LOSS-3
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_advanced_to_what_is_written_down_costs_no_event() {
+    for mark in ["row", "lean"] {
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_RELAY__MARK", mark);
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        env.to_nats().set_delay(Duration::from_millis(300));
+        let load = env.load(7, 500.0).await;
+        load.wait_committed(500).await;
+        env.to_nats().blackhole(Direction::Both);
+        let written = load.stop().await;
+        relay.kill9().await;
+        env.to_nats().restore().await.expect("restore the network");
+        let advance = "SELECT pg_replication_slot_advance('tailpost', checkpoint_lsn)
+            FROM tailpost_state JOIN pg_replication_slots ON slot_name = slot
+            WHERE checkpoint_lsn > confirmed_flush_lsn";
+        until(DEADLINE, "the slot is free", async || {
+            env.client().await.batch_execute(advance).await.is_ok()
+        })
+        .await;
+        let relay = env.relay();
+        relay.announce("rows came into the outbox without passing the log");
+        let expected: HashSet<Uuid> = written.committed.iter().map(|it| it.id).collect();
+        let mut missing = 0;
+        until(DEADLINE, "every event is in the stream", async || {
+            let stored: HashSet<Uuid> = env.stored_ids().await.into_iter().collect();
+            let left = expected.difference(&stored).count();
+            if left != missing {
+                eprintln!("{mark}: {left} of {} are missing", expected.len());
+            }
+            missing = left;
+            missing == 0
+        })
+        .await;
+    }
 }
 
 /// Between looking at the slot and reading it, a relay is held up.

@@ -61,6 +61,7 @@ mod slot_health;
 mod slot_watch;
 mod tail_messages;
 mod window;
+mod written_down;
 
 use std::time::Duration;
 
@@ -83,8 +84,7 @@ pub(crate) use self::marking::{
     SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Ignored, Input, Mode, NotedPlace, Part, Place, Refusal, Request, Resolved, Send,
-    Start, WrittenDown,
+    Blocked, Dead, Ignored, Input, Mode, NotedPlace, Part, Refusal, Request, Resolved, Send, Start,
 };
 pub(crate) use self::notice::{About, Notice};
 pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
@@ -102,6 +102,9 @@ use self::slot_watch::SlotWatch;
 pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
 pub(crate) use self::window::{
     LastPosition, Limits, Origin, Outgoing, Replayed, Tried, Unpublished,
+};
+pub(crate) use self::written_down::{
+    Compared, LostEnd, Place, ResolvedPlace, WrittenDown, beyond_the_log,
 };
 use crate::status::SlotStatus;
 

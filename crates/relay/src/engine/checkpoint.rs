@@ -1,11 +1,11 @@
 //! How far PostgreSQL may be told to forget: never beyond what is written down beside the outbox.
 //!
 //! Nothing tells one slot from another that was created under its name: before PostgreSQL 17 they
-//! look the same. But a slot begins where the log ends when it is created. So the relay writes down
-//! where the log ended while it had the slot (`checkpoint_lsn`), waits until that is on the disk, and
-//! only then confirms up to there. Its own slot is never beyond `checkpoint_lsn`, wherever the relay
-//! is killed; a slot that was created, or advanced, after the relay lost it always is. (If nothing was
-//! written to the log in between, they are equal, and nothing is missing.)
+//! look the same. So the relay writes down up to where everything is resolved (`checkpoint_lsn`), waits
+//! until that is on the disk, and only then confirms up to there. Its own slot is never beyond
+//! `checkpoint_lsn`, wherever the relay is killed. A slot that was created since begins where the log
+//! ended then, and one that was advanced over an event is beyond it too: what is not beyond it lacks
+//! nothing.
 //!
 //! Beside it stands how far everything is resolved (`resolved_lsn` and its companions), for a
 //! successor that finds the stream purged. Events are confirmed no further than that: what the slot
@@ -28,8 +28,8 @@ const NEXT_TO_NOTHING_BYTES: u64 = 1_024;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
-    /// Where the log ended, and up to where everything was resolved, when that was written down.
-    end: Lsn,
+    /// What is written down, and up to where everything was resolved then.
+    at: Lsn,
     resolved_before: Lsn,
     confirmed: Lsn,
     /// What is being written down: up to where everything is resolved, and how many events were.
@@ -44,10 +44,10 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// `end` is what an earlier session wrote down; the log has what all `shards` write.
-    pub(crate) fn new(end: Lsn, shards: u32) -> Self {
+    /// `at` is what an earlier session wrote down; the log has what all `shards` write.
+    pub(crate) fn new(at: Lsn, shards: u32) -> Self {
         Self {
-            end,
+            at,
             resolved_before: Lsn::ZERO,
             confirmed: Lsn::ZERO,
             writing: None,
@@ -73,7 +73,7 @@ impl Checkpoint {
 
     /// Where no event was resolved since, the place that is written down is still the last one.
     fn written_down(&self, resolved_before: Lsn, events: u64) -> Lsn {
-        let written = if self.keeps_place(events) { self.end } else { self.resolved_before };
+        let written = if self.keeps_place(events) { self.at } else { self.resolved_before };
         resolved_before.min(written)
     }
 
@@ -122,18 +122,23 @@ impl Checkpoint {
         self.writing = Some((resolved_before, events));
     }
 
+    /// What is written down next: never less than before, as the slot may be confirmed up to there.
+    pub(crate) fn written_next(&self) -> Lsn {
+        self.writing.map_or(self.at, |(resolved_before, _)| self.at.max(resolved_before))
+    }
+
     pub(crate) fn assert_holds(&self) {
-        let written = self.end.max(self.resolved_before);
-        assert!(self.confirmed <= written, "confirmed beyond what is written down");
+        assert!(self.resolved_before <= self.at, "less is written down than is resolved");
+        assert!(self.confirmed <= self.at, "confirmed beyond what is written down");
     }
 
     /// It is on the disk; or it could not be written, and nothing more may be confirmed.
-    pub(crate) fn written(&mut self, end: Option<Lsn>) {
-        let (Some((resolved_before, events)), Some(end)) = (self.writing.take(), end) else {
+    pub(crate) fn written(&mut self, at: Option<Lsn>) {
+        let (Some((resolved_before, events)), Some(at)) = (self.writing.take(), at) else {
             return;
         };
         (self.resolved_before, self.written) = (resolved_before, events);
-        self.end = self.end.max(end);
+        self.at = self.at.max(at);
     }
 }
 

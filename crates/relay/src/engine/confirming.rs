@@ -6,7 +6,8 @@ use pgoutput::Lsn;
 
 use super::Engine;
 use super::effect::{BooksEffect, Effect};
-use super::messages::{NotedPlace, Place};
+use super::messages::NotedPlace;
+use super::written_down::Place;
 
 impl Engine {
     /// Where the slot is to be left at the end of a session that was asked to stop, and what is
@@ -57,14 +58,14 @@ impl Engine {
 
     fn write_place(&mut self, place: NotedPlace) {
         self.publishing.writes_place(place);
-        let stream_end = self.publishing.last_seq();
-        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { place, stream_end }));
+        let (at, stream_end) = (self.checkpoint.written_next(), self.publishing.last_seq());
+        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { at, place, stream_end }));
     }
 
-    /// It is on the disk with the log's end, or nobody knows.
-    pub(super) fn checkpointed(&mut self, end: Option<Lsn>) {
-        self.publishing.place_written(end.is_some());
-        self.checkpoint.written(end);
+    /// It is on the disk, or nobody knows.
+    pub(super) fn checkpointed(&mut self, at: Option<Lsn>) {
+        self.publishing.place_written(at.is_some());
+        self.checkpoint.written(at);
     }
 
     /// `events` of the log are resolved.

@@ -35,8 +35,9 @@ pub(crate) enum Effect {
 /// Of what is written down, and of the slot. No statement of these waits for a row.
 #[derive(Debug, Clone)]
 pub(crate) enum BooksEffect {
-    /// Writes down where the log ends, and how far it was worked through.
+    /// Writes down how far the slot may be confirmed, and how far the log was worked through.
     Checkpoint {
+        at: Lsn,
         place: NotedPlace,
         /// The highest sequence known to be in the stream.
         stream_end: u64,

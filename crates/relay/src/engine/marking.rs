@@ -18,8 +18,8 @@ use pgoutput::Lsn;
 pub(crate) use self::queue::{MARKS_AT_ONCE, MARKS_WAITING_MAX};
 use self::sweeper::Judgement;
 pub(crate) use self::sweeper::{SWEEPER_STORED_MAX, Sweeper};
-pub(crate) use self::watermark::SWEPT_AT_ONCE;
 use self::watermark::{LostMarks, Missed, Step, Unseen};
+pub(crate) use self::watermark::{SWEPT_AT_ONCE, SweepNotice};
 pub(crate) use self::writers::Batching;
 use self::writers::Writers;
 use super::effect::{
@@ -91,15 +91,6 @@ pub(crate) struct Swept {
     pub(crate) suspected: usize,
 }
 
-/// What is said of a sweep.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SweepNotice {
-    /// Rows whose marks were lost or late.
-    pub(crate) marked: u64,
-    /// Rows that came without passing the log.
-    pub(crate) unlogged: u64,
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Marking {
     by_watermark: bool,
@@ -123,6 +114,8 @@ pub(crate) struct Marking {
     missed: Missed,
     /// The same for events that were parked before their rows were visible.
     parked_unseen: Missed,
+    /// The same for rows whose messages may be among those that the stream has lost.
+    lost_unseen: Missed,
     lost: LostMarks,
     unseen: Unseen,
     counts: MarkCounts,
@@ -151,6 +144,7 @@ impl Marking {
             // By an earlier session.
             missed: Missed::Something,
             parked_unseen: Missed::Something,
+            lost_unseen: if start.lost_end { Missed::Something } else { Missed::Nothing },
             lost: LostMarks::default(),
             unseen: Unseen::default(),
             counts: MarkCounts::default(),
@@ -260,8 +254,8 @@ impl Marking {
     /// the first may not cover what was resolved last.
     pub(crate) fn observe_if_due(&mut self, now: Duration, resolved: u64, effects: &mut Effects) {
         let before = self.taken;
-        let news =
-            self.missed != Missed::Nothing || before.is_none_or(|it| it.resolved != resolved);
+        let misses = self.missed != Missed::Nothing || self.lost_unseen != Missed::Nothing;
+        let news = misses || before.is_none_or(|it| it.resolved != resolved);
         let is_due = before.is_none_or(|it| {
             let dear = (self.look_took * PAUSE_FACTOR).clamp(WATERMARK_EVERY, WATERMARK_IDLE_EVERY);
             let pause = if news || it.news { dear } else { WATERMARK_IDLE_EVERY };
@@ -270,6 +264,7 @@ impl Marking {
         if matches!(self.step, Step::Resting) && (self.is_awaited() || is_due) {
             self.missed = self.missed.observed();
             self.parked_unseen = self.parked_unseen.observed();
+            self.lost_unseen = self.lost_unseen.observed();
             // What is dropped from now on may be covered by this watermark or by the next one.
             self.lost.taken();
             self.taken = Some(Taken { at: now, resolved, news });
@@ -416,8 +411,8 @@ impl Marking {
         if suspected > 0 {
             self.missed = Missed::Something; // the next watermark tells
         } else if found.rows.len() == SWEPT_AT_ONCE {
-            effects
-                .push_back(Effect::Marking(MarkingEffect::SweepOn { pass: pass.clone(), found }));
+            let on = MarkingEffect::SweepOn { pass: pass.clone(), found };
+            effects.push_back(Effect::Marking(on));
             self.step = Step::Sweeping(pass);
         } else {
             self.complete(now, pass, &found, effects);
@@ -427,12 +422,17 @@ impl Marking {
 
     /// Every row that the watermark covers is marked.
     fn complete(&mut self, now: Duration, pass: Pass, found: &Found, effects: &mut Effects) {
-        if pass.range == SweepRange::Whole {
-            self.whole_due = now + WHOLE_EVERY;
-            if self.is_indexed || self.sweeper.distrusts() {
-                self.sweeper.distrust(false);
-                effects.push_back(Effect::Marking(MarkingEffect::NoteSweep));
-            }
+        let is_whole = pass.range == SweepRange::Whole;
+        self.whole_due = if is_whole { now + WHOLE_EVERY } else { self.whole_due };
+        let (transaction, oldest_running) = (found.transaction, found.oldest_running);
+        // What committed before the loss may become visible after the whole table was swept.
+        if is_whole || matches!(self.lost_unseen, Missed::Before(_)) {
+            self.lost_unseen = self.lost_unseen.swept(transaction, oldest_running);
+        }
+        let had_lost = self.sweeper.distrusts();
+        if self.lost_unseen == Missed::Nothing && (had_lost || is_whole && self.is_indexed) {
+            self.sweeper.distrust(false);
+            effects.push_back(Effect::Marking(MarkingEffect::NoteSweep));
         }
         if self.by_watermark {
             self.counts.marked += self.observing - self.covered.unwrap_or(0);
@@ -441,8 +441,8 @@ impl Marking {
         self.swept = Some(pass.watermark);
         self.sweeper.completed();
         let had_missed = self.missed != Missed::Nothing;
-        self.missed = self.missed.swept(found.transaction, found.oldest_running);
-        self.parked_unseen = self.parked_unseen.swept(found.transaction, found.oldest_running);
+        self.missed = self.missed.swept(transaction, oldest_running);
+        self.parked_unseen = self.parked_unseen.swept(transaction, oldest_running);
         if had_missed && self.missed == Missed::Nothing {
             self.sweeper.forget();
             self.unseen.forget();
@@ -454,6 +454,7 @@ impl Marking {
         self.step = Step::Resting;
         self.missed = Missed::Something;
         self.parked_unseen = self.parked_unseen.unswept();
+        self.lost_unseen = self.lost_unseen.unswept();
         self.lost.not_covered();
     }
 }
@@ -461,6 +462,13 @@ impl Marking {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn is_taken(marking: &mut Marking, second: u64, resolved: u64) -> bool {
+        let mut effects = Effects::new();
+        (marking.step, marking.missed) = (Step::Resting, Missed::Nothing);
+        marking.observe_if_due(Duration::from_secs(second), resolved, &mut effects);
+        !effects.is_empty()
+    }
 
     #[test]
     fn after_what_was_resolved_last_one_more_watermark_is_taken_within_a_second() {
@@ -473,12 +481,7 @@ mod tests {
             is_indexed: true,
             lost_end: false,
         });
-        let mut takes = |second, resolved| {
-            let mut effects = Effects::new();
-            (marking.step, marking.missed) = (Step::Resting, Missed::Nothing);
-            marking.observe_if_due(Duration::from_secs(second), resolved, &mut effects);
-            !effects.is_empty()
-        };
+        let mut takes = |second, resolved| is_taken(&mut marking, second, resolved);
         assert_eq!(
             [takes(0, 7), takes(1, 7), takes(2, 7), takes(60, 7)],
             [true, true, false, false]
@@ -486,12 +489,7 @@ mod tests {
         assert_eq!([takes(61, 7), takes(62, 7)], [true, false], "nothing came: once a minute");
         assert_eq!([takes(63, 8), takes(64, 8), takes(65, 8)], [true, true, false]);
         marking.look_took = Duration::from_millis(150);
-        let mut takes = |second, resolved| {
-            let mut effects = Effects::new();
-            (marking.step, marking.missed) = (Step::Resting, Missed::Nothing);
-            marking.observe_if_due(Duration::from_secs(second), resolved, &mut effects);
-            !effects.is_empty()
-        };
+        let mut takes = |second, resolved| is_taken(&mut marking, second, resolved);
         assert_eq!([takes(65, 9), takes(66, 10), takes(67, 11)], [false, false, true], "it costs");
     }
 }

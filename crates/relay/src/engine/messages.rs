@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::tail_messages::Tail;
 use super::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
+use super::written_down::{Place, WrittenDown};
 use crate::status::DeadLetterCounts;
 
 /// How order and uniqueness are kept (DESIGN 4).
@@ -286,28 +287,6 @@ pub(crate) struct Dead {
     pub(crate) is_requeued: bool,
 }
 
-/// What an earlier session wrote down, and how much of it is needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WrittenDown {
-    pub(crate) place: Option<Place>,
-    /// When, as PostgreSQL counts time.
-    pub(crate) at_micros: i64,
-    /// By the same rules as now, and of the same stream: what takes a sequence takes one still.
-    pub(crate) is_same: bool,
-    /// The stream has all that it ever had of what the log may bring again.
-    pub(crate) stream_is_whole: bool,
-    /// Nobody can have published an event that committed there or later.
-    pub(crate) before: Lsn,
-}
-
-impl WrittenDown {
-    /// There is none, and none is needed.
-    pub(crate) fn nothing() -> Self {
-        let (place, at_micros, before) = (None, 0, Lsn::ZERO);
-        Self { place, at_micros, is_same: true, stream_is_whole: true, before }
-    }
-}
-
 /// What becomes of the [`Place`] that is written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotedPlace {
@@ -318,16 +297,4 @@ pub(crate) enum NotedPlace {
     Kept,
     /// Everything before the one there is resolved, but nothing can be counted from there any more.
     Uncounted,
-}
-
-/// How far the log was worked through, and the stream filled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    /// Every event of the log is resolved that committed before this,
-    pub(crate) commit_lsn: Lsn,
-    /// or there, and is one of the first so many of its transaction.
-    pub(crate) ordinal: u32,
-    /// The sequence that the next event of the log was to follow in the stream, if nothing but
-    /// the log's events comes in between.
-    pub(crate) seq: Option<u64>,
 }

@@ -75,8 +75,7 @@ pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::postgres::schema;
 use crate::shards::{Shard, Shards};
 
-pub(crate) use self::state::{ResolvedPlace, StateRow, oldest_running};
-pub(crate) use self::stream_lost::{Compared, LostEnd};
+pub(crate) use self::state::{StateRow, oldest_running};
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
 pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};

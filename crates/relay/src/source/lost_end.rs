@@ -11,10 +11,10 @@ use pgoutput::Lsn;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
+use crate::engine::{Compared, LostEnd};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
-use crate::postgres::sql::{Compared, LostEnd};
 
 /// How often the stream is asked again, and how long after: a leader that was elected just now may
 /// have to catch up with its group.

@@ -248,7 +248,7 @@ impl Source for Replication {
         let stored = async {
             let (stream, end) = (&self.config.stream.name, engine.publishing().last_seq());
             self.books.note_stream_end(stream, end).await?;
-            self.books.checkpoint_at(&reader, confirmed, place, self.slot.rules).await
+            self.books.checkpoint(&reader, confirmed, place, self.slot.rules).await
         };
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;

@@ -43,8 +43,8 @@ pub(crate) struct Sweeper {
     judged: Vec<Uuid>,
     stream: Stream,
     suspects: HashSet<Uuid>,
-    /// The stream has lost messages that were acknowledged. No row is marked on trust until a sweep of
-    /// the whole table is complete.
+    /// The stream has lost messages that were acknowledged. No row is marked on trust until the
+    /// whole table is swept, and with it every row of a transaction that was open then.
     distrusts: bool,
 }
 

@@ -15,9 +15,10 @@ use std::collections::HashSet;
 use pgoutput::Lsn;
 
 use super::Publishing;
-use crate::engine::messages::{Mode, NotedPlace, Place, Request, WrittenDown};
+use crate::engine::messages::{Mode, NotedPlace, Request};
 use crate::engine::tail_messages::Tail;
 use crate::engine::window::{Origin, Stage};
+use crate::engine::written_down::{Place, WrittenDown};
 use crate::status::DeadLetterReason;
 
 /// An event that committed so much later than the place was written down, by PostgreSQL's clock, was
@@ -71,11 +72,10 @@ impl Counting {
     /// `None` if the stream has lost nothing that the log may bring again.
     fn new(written: &WrittenDown, tail: &Tail) -> Option<Self> {
         let seq = written.place.and_then(|it| it.seq);
-        let is_shorter = seq.is_some_and(|it| tail.last_seq < it);
-        if written.stream_is_whole && !is_shorter {
+        if !written.needs_end(tail) {
             return None;
         }
-        let is_ours = written.is_same && !is_shorter && !tail.has_markers;
+        let is_ours = written.is_same && !written.is_beyond(tail) && !tail.has_markers;
         let seq = seq.filter(|it| *it >= tail.last_foreign && is_ours);
         let stored = tail.stored.iter().map(|it| it.seq);
         Some(Self {
@@ -130,10 +130,9 @@ impl Publishing {
         let seq = written.place.and_then(|it| it.seq);
         self.written.has_seq = seq.is_some();
         self.counted.counting = Counting::new(written, tail);
-        let is_shorter = seq.is_some_and(|it| tail.last_seq < it);
         if let Some(counting) = &self.counted.counting {
             // A stream that ends earlier lacks what was written down as published.
-            let place = written.place.filter(|_| !is_shorter);
+            let place = written.place.filter(|_| !written.is_beyond(tail));
             self.counted.passed_before = place.map(|it| (it.commit_lsn, it.ordinal));
             match counting.next {
                 Some(_) => self.counted.counted_before = counting.before,

@@ -222,10 +222,10 @@ impl World {
 
     fn execute_books(&mut self, effect: BooksEffect) -> Option<Outcome> {
         Some(match effect {
-            BooksEffect::Checkpoint { place, stream_end } => {
+            BooksEffect::Checkpoint { at, place, stream_end } => {
                 self.stream_end = self.stream_end.max(stream_end);
                 self.lsn += 3; // the row that it writes
-                self.written.end = self.written.end.max(Lsn(self.lsn));
+                self.written.end = at;
                 self.written.note(match place {
                     NotedPlace::At(it) if self.is_gap_open => {
                         NotedPlace::At(Place { seq: None, ..it })
@@ -235,7 +235,7 @@ impl World {
                     | NotedPlace::Kept
                     | NotedPlace::Uncounted => place,
                 });
-                Outcome::Checkpointed(Some(Lsn(self.lsn)))
+                Outcome::Checkpointed(Some(at))
             }
             BooksEffect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
             BooksEffect::Heartbeat | BooksEffect::AwaitSlot => panic!("not a job: {effect:?}"),

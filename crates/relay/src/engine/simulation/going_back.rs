@@ -2,11 +2,12 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use jiff::Timestamp;
 use pgoutput::Lsn;
 use rand::RngExt;
 
 use super::{Message, Transaction, World};
-use crate::engine::Resolved;
+use crate::engine::{Compared, LostEnd, Resolved};
 
 impl World {
     /// What the broker knows besides its messages it reads from them.
@@ -32,11 +33,12 @@ impl World {
 
     /// As `Store::take_back_lost`.
     pub(super) fn take_back_lost(&mut self, resolved_before: Lsn) {
-        let end = self.stream.len() as u64;
-        if self.stream_end <= end {
-            self.stream_end = end;
+        let (created, last_seq) = (Timestamp::UNIX_EPOCH, self.stream.len() as u64);
+        let found = LostEnd { created, acknowledged: self.stream_end, last_seq };
+        let Some(LostEnd { last_seq: end, .. }) = Compared::of(found, true, false).lost else {
+            self.stream_end = last_seq;
             return;
-        }
+        };
         (self.stream_end, self.is_gap_open, self.lost_end) = (end, true, true);
         self.written.place = None;
         // Their marks were lost as well: the sweeper leaves them to the scanner.
@@ -61,7 +63,11 @@ impl World {
         // The first message of each, not of what is parked: a predecessor's may have come late.
         let resolved = self.log.iter().filter(|it| is_resolved(it)).flat_map(|it| &it.events);
         let mut unseen: HashSet<u128> = resolved.copied().collect();
-        unseen.retain(|id| !self.given_up.contains(id));
+        // The scanner brings the row again until it is marked, and marks note the end before.
+        let row = |id: &u128| self.table.rows.get(id);
+        let is_scanned =
+            |id: &u128| row(id).is_some_and(|it| it.is_left_to_scanner() && !it.is_marked);
+        unseen.retain(|id| !self.given_up.contains(id) && !is_scanned(id));
         let first = |it: &Message| it.id.is_some_and(|id| unseen.remove(&id));
         let firsts: Vec<bool> = self.stream.iter().map(first).collect();
         let end = firsts.iter().rposition(|it| *it).map_or(0, |at| at as u64 + 1);

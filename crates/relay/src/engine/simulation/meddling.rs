@@ -13,9 +13,10 @@ impl World {
         if !self.faults.meddled {
             return;
         }
-        let confirmed = match self.rng.random_range(0..3) {
+        let confirmed = match self.rng.random_range(0..4) {
             0 => self.end_of_log(),
-            1 => self.forgotten_position(),
+            1 => self.advanced_a_bit(),
+            2 => self.forgotten_position(),
             _ => self.slot_confirmed,
         };
         let seen =
@@ -42,6 +43,13 @@ impl World {
     fn end_of_log(&mut self) -> Lsn {
         self.lsn += 1;
         Lsn(self.lsn)
+    }
+
+    /// The slot was advanced over some transactions.
+    fn advanced_a_bit(&mut self) -> Lsn {
+        let later = self.log.iter().map(|it| it.end_lsn).filter(|it| *it > self.slot_confirmed);
+        let later: Vec<Lsn> = later.collect();
+        later.choose(&mut self.rng).copied().unwrap_or(self.slot_confirmed)
     }
 
     /// A server writes slots down only now and then.

@@ -190,6 +190,13 @@ fn a_stream_that_goes_back_while_statements_fail_gets_its_end_again() {
 
 // proves: G-LOSS-6
 #[test]
+fn a_stream_that_goes_back_beside_whatever_fails_gets_its_end_again() {
+    run(Faults { goes_back: true, ..ROUGH });
+    run(Faults { goes_back: true, mode: Mode::Keyed, ..ROUGH });
+}
+
+// proves: G-LOSS-6
+#[test]
 fn a_stream_that_goes_back_beside_purges_late_rows_and_strangers_gets_its_end_again() {
     let back = Faults { goes_back: true, ..CALM };
     run(Faults { hidden: true, ..back });

@@ -79,8 +79,15 @@ impl World {
         if !stream_is_whole && (seq.is_none() || !is_same) {
             self.let_repeat(place);
         }
-        let (at_micros, before) = (0, Lsn(self.lsn));
-        let written = WrittenDown { place, at_micros, is_same, stream_is_whole, before };
+        let noted = |place| {
+            let rules = self.written.rules.map(|it| it as i64);
+            ResolvedPlace { place, at_micros: 0, rules }
+        };
+        let rules = faults.mode as i64;
+        let mut written = WrittenDown::of(place.map(noted), rules, stream_is_whole);
+        if written.needs_end(&tail) {
+            written.before = Lsn(self.lsn);
+        }
         let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let (is_open, lost_end) = (self.is_gap_open, self.lost_end);

@@ -7,7 +7,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::{Books, LookedBy, SlotReader, Store, mark};
-use crate::engine::{NotedPlace, Place, SlotHealth, SlotKnown, Watermark};
+use crate::engine::{NotedPlace, Place, ResolvedPlace, SlotHealth, SlotKnown, Watermark};
 use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
@@ -56,16 +56,6 @@ impl StateRow {
 pub(crate) struct LastLooks {
     pub(crate) scanned: Option<Duration>,
     pub(crate) swept: Option<Duration>,
-}
-
-/// How far a relay had got, as it wrote down beside `checkpoint`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ResolvedPlace {
-    pub(crate) place: Place,
-    /// When that was, in microseconds from 2000 on, by the database's clock.
-    pub(crate) at_micros: i64,
-    /// What decided which events take a sequence, if that was written down.
-    pub(crate) rules: Option<i64>,
 }
 
 /// Every transaction numbered before this had ended when the snapshot was taken.
@@ -122,29 +112,16 @@ impl Store {
 }
 
 impl Books {
-    /// Stores, durably, the end of the WAL as the checkpoint. The slot may then be confirmed up to
-    /// there; a slot that is created later begins behind it. `place` says up to where everything is
-    /// resolved; the slot must not be confirmed beyond that either.
+    /// Stores, durably, how far the slot may be confirmed: a slot that is created later begins behind it.
+    /// `place` says up to where everything is resolved.
+    ///
+    /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
+    /// `rules` stand for what decides which events take a sequence.
     ///
     /// # Errors
     ///
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
     pub(crate) async fn checkpoint(
-        &self,
-        reader: &SlotReader,
-        place: NotedPlace,
-        rules: i64,
-    ) -> Result<Lsn, Error> {
-        // By itself, and first: whoever reads the slot afterwards has read it all the time.
-        let end = self.0.log_end().await?;
-        self.checkpoint_at(reader, end, place, rules).await.map(|()| end)
-    }
-
-    /// As [`checkpoint`](Self::checkpoint), for a position that the slot was not confirmed beyond.
-    ///
-    /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
-    /// `rules` stand for what decides which events take a sequence.
-    pub(crate) async fn checkpoint_at(
         &self,
         reader: &SlotReader,
         at: Lsn,

@@ -7,29 +7,8 @@ use tokio_postgres::types::{PgLsn, ToSql};
 
 use super::sweep::OLDEST_TRANSACTION;
 use super::{Books, Marks, Store, mark};
-use crate::engine::Resolved;
+use crate::engine::{Compared, LostEnd, Resolved};
 use crate::error::Error;
-
-/// Sequences that were acknowledged, and that the stream has not given out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LostEnd {
-    /// When the stream was created. What was marked before is another one's.
-    pub(crate) created: Timestamp,
-    /// The highest one that was acknowledged.
-    pub(crate) acknowledged: u64,
-    /// Where the stream ends.
-    pub(crate) last_seq: u64,
-}
-
-/// What the stream is beside what was written down of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Compared {
-    pub(crate) lost: Option<LostEnd>,
-    /// It is another stream, and ends before the former one did.
-    pub(crate) is_made_anew: bool,
-    /// It had lost something since the whole table was last swept.
-    pub(crate) unswept: bool,
-}
 
 /// Nobody waits for a synchronous standby: the relay works also while there is none.
 const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'local', true))";
@@ -119,14 +98,8 @@ impl Store {
         let row = self.query_opt(doing, &sql, &[&stream, &text, &end, &slot]).await?;
         let Some(row) = row else { return Ok(Compared::default()) };
         let acknowledged = row.get::<_, i64>(1).cast_unsigned();
-        let is_shorter = acknowledged > last_seq;
-        let (is_same, unswept) = (row.get(0), row.get(2));
-        let lost = LostEnd { created, acknowledged, last_seq };
-        Ok(Compared {
-            lost: Some(lost).filter(|_| is_same && is_shorter),
-            is_made_anew: !is_same && is_shorter,
-            unswept,
-        })
+        let found = LostEnd { created, acknowledged, last_seq };
+        Ok(Compared::of(found, row.get(0), row.get(2)))
     }
 
     /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
@@ -145,8 +118,7 @@ impl Store {
             "WITH {DURABLE}, named AS (
                  SELECT {id} AS id, commit_lsn FROM {outbox}
                  WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6
-                     -- By another clock.
-                     AND published_at > $7::timestamptz - interval '1 minute'
+                     AND published_at > $7::timestamptz
                  UNION ALL SELECT id, commit_lsn FROM {owed}
                  WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6 AND NOT parked
              ), free AS MATERIALIZED (
@@ -184,8 +156,9 @@ impl Store {
         );
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
         let (before, messages) = (PgLsn::from(resolved_before.0), until - end);
+        let since = lost.marked_since();
         let parameters: [&(dyn ToSql + Sync); 7] =
-            [&stream, &end, &slot, &before, &messages, &until, &lost.created];
+            [&stream, &end, &slot, &before, &messages, &until, &since];
         let doing = "take back the marks of lost messages";
         let row = self.query_one(doing, &sql, &parameters).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
@@ -210,8 +183,7 @@ impl Store {
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
                      commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL
                  FROM ours WHERE o.stream = $1 AND o.stream_seq > $2 AND o.stream_seq <= $3
-                     -- By another clock.
-                     AND o.published_at > $4::timestamptz - interval '1 minute'
+                     AND o.published_at > $4::timestamptz
                  RETURNING o.stream
              )
              UPDATE {streams} it SET last_seq = $2, lost_at = now(), {UNANSWERED},
@@ -226,7 +198,7 @@ impl Store {
         let messages = until - end;
         let doing = "take back the marks of lost messages";
         let parameters: [&(dyn ToSql + Sync); 5] =
-            [&stream, &end, &until, &lost.created, &messages];
+            [&stream, &end, &until, &lost.marked_since(), &messages];
         let row = self.query_opt(doing, &sql, &parameters).await?;
         Ok(row.map(|row| row.get::<_, i64>(0).cast_unsigned()))
     }

@@ -62,10 +62,10 @@ impl Replication {
     fn books_job(&mut self, effect: BooksEffect) -> Result<Option<Job>, Error> {
         let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
         Ok(Some(match effect {
-            BooksEffect::Checkpoint { place, stream_end } => {
+            BooksEffect::Checkpoint { at, place, stream_end } => {
                 let reader = SlotReader { slot, pid: self.slot.reader };
                 let end = (self.config.stream.name.clone(), stream_end);
-                jobs::checkpoint(books, reader, place, self.slot.rules, end)
+                jobs::checkpoint(books, reader, (at, place), self.slot.rules, end)
             }
             BooksEffect::Heartbeat => jobs::heartbeat(books, slot),
             BooksEffect::LookAtSlot => jobs::look(books, slot),

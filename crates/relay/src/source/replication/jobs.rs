@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{FutureExt, join_all};
+use pgoutput::Lsn;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -147,14 +148,14 @@ pub(super) fn heartbeat(store: Arc<Books>, slot: String) -> Job {
 pub(super) fn checkpoint(
     store: Arc<Books>,
     reader: SlotReader,
-    place: NotedPlace,
+    (at, place): (Lsn, NotedPlace),
     rules: i64,
     (stream, stream_end): (String, u64),
 ) -> Job {
     job(async move {
         let written = async {
             store.note_stream_end(&stream, stream_end).await?;
-            store.checkpoint(&reader, place, rules).await
+            store.checkpoint(&reader, at, place, rules).await
         };
         match written.await {
             // Nothing is confirmed meanwhile, and everything else goes on.
@@ -162,7 +163,7 @@ pub(super) fn checkpoint(
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
                 Ok(Outcome::Checkpointed(None).into())
             }
-            end => end.map(|end| Outcome::Checkpointed(Some(end)).into()),
+            written => written.map(|()| Outcome::Checkpointed(Some(at)).into()),
         }
     })
 }

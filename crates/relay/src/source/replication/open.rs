@@ -18,11 +18,12 @@ use super::{Log, OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
-    MarkingStart, Mode, Publishing, Replaying, ScanRanges, Start, Tail, WrittenDown,
+    MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Start, Tail, WrittenDown,
+    beyond_the_log,
 };
 use crate::error::Error;
 use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
-use crate::postgres::sql::{Books, Marks, ResolvedPlace, StateRow};
+use crate::postgres::sql::{Books, Marks, StateRow};
 use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
@@ -35,29 +36,6 @@ fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
     match (config.mode, unfenced) {
         (config::Mode::Fenced, None) => Mode::Fenced,
         _ => Mode::Keyed,
-    }
-}
-
-/// What there is besides the stream's messages that tells what an earlier session published.
-struct Evidence<'a> {
-    store: &'a Store,
-    resolved: Option<ResolvedPlace>,
-    rules: i64,
-}
-
-impl Evidence<'_> {
-    async fn written_down(self, tail: &Tail, stream_is_whole: bool) -> Result<WrittenDown, Error> {
-        let (place, is_same) = match self.resolved {
-            Some(it) => (Some(it.place), it.rules == Some(self.rules)),
-            None => (None, false),
-        };
-        let is_shorter = place.and_then(|it| it.seq).is_some_and(|it| tail.last_seq < it);
-        let before = match stream_is_whole && !is_shorter {
-            true => Lsn::ZERO,
-            false => self.store.mark_the_end().await?,
-        };
-        let at_micros = self.resolved.map_or(0, |it| it.at_micros);
-        Ok(WrittenDown { place, at_micros, is_same, stream_is_whole, before })
     }
 }
 
@@ -82,13 +60,27 @@ async fn publishing(
     way: WayBack,
     reader: &TailReader,
     dead: HashSet<Uuid>,
-    evidence: Evidence<'_>,
+    store: &Store,
+    (resolved, rules): (Option<ResolvedPlace>, i64),
 ) -> Result<Publishing, Error> {
     let resolved_before = way.resolved_before;
-    let log_end = evidence.store.log_end().await?;
+    let log_end = store.log_end().await?;
     let (tail, is_whole) = reader.all_back_to(way).await?;
-    let tried = evidence.store.tried(&config.slot).await?;
-    let written = evidence.written_down(&tail, is_whole).await?;
+    let tried = store.tried(&config.slot).await?;
+    let mut written = WrittenDown::of(resolved, rules, is_whole);
+    if written.needs_end(&tail) {
+        written.before = store.mark_the_end().await?;
+    }
+    if let Some(position) = beyond_the_log(&tail, log_end) {
+        warn!(
+            slot = config.slot,
+            stream = config.stream.name,
+            %position,
+            %log_end,
+            "the database went back, by a restore or a failover: the stream has events that committed \
+             behind the end of its log. Their rows may be gone; `tailpost verify` names them"
+        );
+    }
     info!(
         slot = config.slot,
         stream = config.stream.name,
@@ -366,8 +358,8 @@ impl Streaming {
         let written = state.checkpoint.unwrap_or(Lsn::ZERO);
         // Events from there on may be lost, and come again.
         let resolved = state.resolved.filter(|_| !lost.now);
-        let evidence = Evidence { store: &store, resolved, rules: slot.rules };
-        let publishing = publishing(config, mode, way, &tail, dead, evidence).await?;
+        let resolved = (resolved, slot.rules);
+        let publishing = publishing(config, mode, way, &tail, dead, &store, resolved).await?;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
         let checkpoint = Checkpoint::new(written, config.shards.count());
         Ok(Known {

@@ -61,7 +61,7 @@ fn books_after(last: Option<&BooksEffect>) -> Step<BooksEffect> {
         None => {
             let place = NotedPlace::Unchanged;
             let checkpoint = "SELECT checkpoint_lsn FROM tailpost_state";
-            (BooksEffect::Checkpoint { place, stream_end: 0 }, Changes(checkpoint))
+            (BooksEffect::Checkpoint { at: Lsn(1), place, stream_end: 0 }, Changes(checkpoint))
         }
         Some(BooksEffect::Checkpoint { .. }) => {
             (BooksEffect::Heartbeat, Changes("SELECT pg_current_wal_insert_lsn()"))
@@ -302,7 +302,7 @@ async fn a_place_that_is_kept_keeps_its_time() {
     const NOTED: &str = "SELECT concat(resolved_lsn, ' ', resolved_stream_seq, ' ', resolved_at) FROM tailpost_state";
     const WRITTEN: &str = "SELECT updated_at FROM tailpost_state";
     let mut shell = Shell::<Replication>::open(|_| {}).await;
-    let write = |place| Effect::Books(BooksEffect::Checkpoint { place, stream_end: 0 });
+    let write = |place| Effect::Books(BooksEffect::Checkpoint { at: Lsn(1), place, stream_end: 0 });
     let place = Place { commit_lsn: Lsn(1), ordinal: 0, seq: Some(5) };
     shell.carry_out(write(NotedPlace::At(place)), Changes(NOTED)).await;
     let noted = shell.ask(NOTED).await;
