@@ -152,6 +152,42 @@ async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_agai
     comes_back("poll", false).await;
 }
 
+/// Such a row names no message: it may have one that is lost, or one that is there.
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_marked_on_trust_and_is_lost_is_published_again() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
+    let mut ids = env.insert_each(50).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    ids.extend(env.insert_each(50).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    relay.kill9().await;
+    env.execute(
+        "UPDATE outbox_events SET stream_seq = NULL, commit_lsn = NULL
+         WHERE stream_seq BETWEEN 40 AND 60 OR stream_seq > 95",
+    )
+    .await;
+    copy.put_back(&mut env).await;
+    let relay = env.relay();
+    relay.announce("the stream has lost acknowledged messages");
+    relay.announce("rows came into the outbox without passing the log");
+    ids.extend(env.insert_each(10).await);
+    let trusted = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL";
+    until(DEADLINE, "the stream has each event", async || {
+        env.stored_count().await >= 110 && env.query::<i64>(trusted).await == 0
+    })
+    .await;
+    let mut stored = env.stored_ids().await;
+    stored.sort_unstable();
+    ids.sort_unstable();
+    assert_eq!(stored, ids, "each once");
+}
+
 async fn readyz(admin: &Port) -> String {
     get(admin.addr(), "/readyz").await.unwrap_or_default()
 }

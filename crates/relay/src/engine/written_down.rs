@@ -83,12 +83,20 @@ pub(crate) struct LostEnd {
     pub(crate) acknowledged: u64,
     /// Where the stream ends.
     pub(crate) last_seq: u64,
+    /// When it got the last message that it has.
+    pub(crate) last_at: Timestamp,
 }
 
 impl LostEnd {
     /// What was marked before is another stream's of that name.
     pub(crate) fn marked_since(&self) -> Timestamp {
         self.created.checked_sub(CLOCKS_DIFFER_MAX).unwrap_or(Timestamp::MIN)
+    }
+
+    /// A row that was marked before, and names no message, has one that the stream did not lose.
+    pub(crate) fn doubted_since(&self) -> Timestamp {
+        let last_at = self.last_at.checked_sub(CLOCKS_DIFFER_MAX).unwrap_or(Timestamp::MIN);
+        last_at.max(self.marked_since())
     }
 }
 
@@ -127,7 +135,8 @@ mod tests {
     use crate::engine::window::LastPosition;
 
     fn found(acknowledged: u64) -> LostEnd {
-        LostEnd { created: Timestamp::UNIX_EPOCH, acknowledged, last_seq: 10 }
+        let (created, last_at) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH + CLOCKS_DIFFER_MAX);
+        LostEnd { created, acknowledged, last_seq: 10, last_at }
     }
 
     #[test]
@@ -146,6 +155,9 @@ mod tests {
     #[test]
     fn what_was_marked_a_minute_before_the_stream_was_made_may_be_its() {
         assert_eq!(found(11).marked_since(), Timestamp::UNIX_EPOCH - CLOCKS_DIFFER_MAX);
+        assert_eq!(found(11).doubted_since(), Timestamp::UNIX_EPOCH);
+        let empty = LostEnd { last_at: Timestamp::MIN, ..found(11) };
+        assert_eq!(empty.doubted_since(), empty.marked_since());
     }
 
     #[test]

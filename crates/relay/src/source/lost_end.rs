@@ -40,8 +40,14 @@ async fn compare(config: &Config, store: &Store, tail: &TailReader) -> Result<Co
     let mut looks = 0;
     loop {
         let info = tail.info().await?;
-        let end = info.state.last_sequence;
-        let compared = store.compare_stream(slot, stream, created(&info), end).await?;
+        let last_at = SystemTime::from(info.state.last_timestamp);
+        let found = LostEnd {
+            created: created(&info),
+            acknowledged: 0,
+            last_seq: info.state.last_sequence,
+            last_at: Timestamp::try_from(last_at).unwrap_or_default(),
+        };
+        let compared = store.compare_stream(slot, stream, found).await?;
         if compared.is_made_anew {
             warn!(
                 slot,

@@ -363,6 +363,11 @@ impl World {
             assert!(!passed_the_log || self.faults.goes_back, "{id} passed the log");
             if passed_the_log {
                 self.expect_scanned(id);
+                // Removed before its row was marked, or lost: that cannot be told.
+                if stored.contains(&id) {
+                    self.may_rescan = true;
+                    self.may_repeat.insert(id);
+                }
             }
         }
         Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))

@@ -34,7 +34,7 @@ impl World {
     /// As `Store::take_back_lost`.
     pub(super) fn take_back_lost(&mut self, resolved_before: Lsn) {
         let (created, last_seq) = (Timestamp::UNIX_EPOCH, self.stream.len() as u64);
-        let found = LostEnd { created, acknowledged: self.stream_end, last_seq };
+        let found = LostEnd { created, acknowledged: self.stream_end, last_seq, last_at: created };
         let Some(LostEnd { last_seq: end, .. }) = Compared::of(found, true, false).lost else {
             self.stream_end = last_seq;
             return;
@@ -47,6 +47,7 @@ impl World {
         let missing = confirmed.flat_map(|it| &it.events).copied().filter(unmarked);
         let missing: Vec<u128> = missing.filter(|id| !self.stored_ids.contains(id)).collect();
         missing.into_iter().for_each(|id| self.expect_scanned(id));
+        self.table.doubt_trusted();
         for id in self.table.take_back_behind(end) {
             let logged = self.log.iter().find(|it| it.events.contains(&id));
             let comes_again = logged.is_some_and(|it| it.commit_lsn >= resolved_before);

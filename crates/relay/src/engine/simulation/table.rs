@@ -274,6 +274,17 @@ impl Table {
         lost
     }
 
+    /// Takes their marks from rows of the log that name no message: any of them may be lost.
+    pub(in crate::engine) fn doubt_trusted(&mut self) {
+        let start = &self.snapshots[self.start].visible;
+        let is_of_log = |id: &u128, it: &Row| it.transaction != CAME_BACK && !start.contains(id);
+        for (id, row) in &mut self.rows {
+            if row.seq.is_none() && !row.is_dropped && is_of_log(id, row) {
+                (row.is_marked, row.is_owed) = (false, false);
+            }
+        }
+    }
+
     /// Whether the slot brings the row.
     pub(in crate::engine) fn is_logged(&self, id: u128) -> bool {
         let is_of_log = |it: &Row| it.transaction != CAME_BACK;

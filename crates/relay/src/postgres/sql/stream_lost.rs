@@ -1,6 +1,5 @@
 //! How far a stream was filled, and what becomes of rows whose messages it has lost.
 
-use jiff::Timestamp;
 use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -69,15 +68,15 @@ impl Store {
         }
     }
 
-    /// Compares the stream that was created then with what was written down of it. Another stream of
-    /// that name has to have nothing of what the former one had.
+    /// Compares the stream that is `found` with what was written down of it. Another stream of that
+    /// name has to have nothing of what the former one had.
     pub(crate) async fn compare_stream(
         &self,
         slot: &str,
         stream: &str,
-        created: Timestamp,
-        last_seq: u64,
+        found: LostEnd,
     ) -> Result<Compared, Error> {
+        let LostEnd { created, last_seq, .. } = found;
         let sql = format!(
             "WITH {DURABLE}, known AS (
                  SELECT created, last_seq, lost_at FROM {streams} WHERE stream = $1
@@ -98,7 +97,7 @@ impl Store {
         let row = self.query_opt(doing, &sql, &[&stream, &text, &end, &slot]).await?;
         let Some(row) = row else { return Ok(Compared::default()) };
         let acknowledged = row.get::<_, i64>(1).cast_unsigned();
-        let found = LostEnd { created, acknowledged, last_seq };
+        let found = LostEnd { acknowledged, ..found };
         Ok(Compared::of(found, row.get(0), row.get(2)))
     }
 
@@ -106,6 +105,9 @@ impl Store {
     /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
     /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
     /// or were deleted.
+    ///
+    /// A row of the log that was marked on trust names no message. If the stream may have lost it, it
+    /// loses its mark too: the sweeper looks for it in the whole stream.
     pub(crate) async fn take_back_lost(
         &self,
         stream: &str,
@@ -125,7 +127,19 @@ impl Store {
                  SELECT o.{id} AS id, named.commit_lsn FROM {outbox} o JOIN named ON named.id = o.{id}
                  FOR NO KEY UPDATE OF o SKIP LOCKED
              ), forgotten AS (
-                 DELETE FROM {owed} WHERE id = ANY (ARRAY(SELECT id FROM free)) AND NOT parked
+                 DELETE FROM {owed} WHERE NOT parked AND (id = ANY (ARRAY(SELECT id FROM free))
+                     OR stream = $1 AND stream_seq IS NULL)
+             ), doubtful AS (
+                 SELECT o.{id} AS id FROM {outbox} o, {state} state
+                 WHERE o.stream = $1 AND o.stream_seq IS NULL AND o.published_at > $8::timestamptz
+                     AND state.slot = $3 AND {owned}
+                     AND NOT pg_visible_in_snapshot({transaction}, state.start_snapshot)
+             ), free_doubtful AS MATERIALIZED (
+                 SELECT o.{id} AS id FROM {outbox} o JOIN doubtful ON doubtful.id = o.{id}
+                 FOR NO KEY UPDATE OF o SKIP LOCKED
+             ), doubted AS (
+                 UPDATE {outbox} o SET published_at = NULL, stream = NULL, publish_error = NULL
+                 FROM free_doubtful WHERE o.{id} = free_doubtful.id RETURNING o.{id}
              ), taken AS (
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
                      commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL,
@@ -135,7 +149,8 @@ impl Store {
                  FROM free, {state} state WHERE o.{id} = free.id AND state.slot = $3
                  RETURNING o.{id}
              ), counted AS (
-                 SELECT (SELECT count(*) FROM taken) AS rows, (SELECT count(*) FROM named) AS named
+                 SELECT (SELECT count(*) FROM taken) AS rows, (SELECT count(*) FROM named)
+                     + (SELECT count(*) FROM doubtful) - (SELECT count(*) FROM doubted) AS named
                  FROM durable
              ), told AS (
                  UPDATE {streams} SET last_seq = $2, lost_at = now(), {sum},
@@ -156,9 +171,9 @@ impl Store {
         );
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
         let (before, messages) = (PgLsn::from(resolved_before.0), until - end);
-        let since = lost.marked_since();
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [&stream, &end, &slot, &before, &messages, &until, &since];
+        let (since, doubted_since) = (lost.marked_since(), lost.doubted_since());
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [&stream, &end, &slot, &before, &messages, &until, &since, &doubted_since];
         let doing = "take back the marks of lost messages";
         let row = self.query_one(doing, &sql, &parameters).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
