@@ -124,8 +124,8 @@ async fn chaos_knows_its_scenarios() {
     let (process, _temp) = chaos(&["--list"]);
     assert!(process.wait_exit(DEADLINE).await.success());
     let listed = process.stdout();
-    assert_eq!(listed.lines().count(), 12, "{listed}");
-    for name in ["slot-invalidated", "stuck-claim", "manual-fix"] {
+    assert_eq!(listed.lines().count(), 13, "{listed}");
+    for name in ["slot-invalidated", "stuck-claim", "manual-fix", "history"] {
         assert!(listed.contains(name), "{listed}");
     }
 }
