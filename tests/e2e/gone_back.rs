@@ -22,8 +22,7 @@ pub(crate) struct StoreCopy(PathBuf);
 impl StoreCopy {
     pub(crate) async fn take(env: &mut TestEnv) -> Self {
         env.nats.stop().await.expect("stop the broker");
-        let (store, copied) = Self::paths(env);
-        copy(&store, &copied);
+        let copied = env.nats.copy_store().expect("copy the store");
         env.nats.start_again().await.expect("start the broker");
         Self(copied)
     }
@@ -37,7 +36,7 @@ impl StoreCopy {
     /// The stream is the copy's, and its consumers are not.
     pub(crate) async fn put_stream_back(self, env: &mut TestEnv) {
         env.nats.stop().await.expect("stop the broker");
-        let (store, _) = Self::paths(env);
+        let store = env.nats.store_dir();
         let consumers = |store: &Path| store.join("jetstream/$G/streams/OUTBOX/obs");
         std::fs::remove_dir_all(consumers(&self.0)).expect("remove the copied consumers");
         copy(&consumers(&store), &consumers(&self.0));
@@ -47,7 +46,7 @@ impl StoreCopy {
     /// The consumers are the copy's, and the stream is not.
     pub(crate) async fn put_consumers_back(self, env: &mut TestEnv) {
         env.nats.stop().await.expect("stop the broker");
-        let (store, _) = Self::paths(env);
+        let store = env.nats.store_dir();
         let consumers = |store: &Path| store.join("jetstream/$G/streams/OUTBOX/obs");
         std::fs::remove_dir_all(consumers(&store)).expect("remove the consumers");
         copy(&consumers(&self.0), &consumers(&store));
@@ -57,16 +56,8 @@ impl StoreCopy {
 
     async fn restore(self, env: &mut TestEnv) {
         env.removes_messages();
-        let (store, _) = Self::paths(env);
-        std::fs::remove_dir_all(&store).expect("remove the store");
-        std::fs::rename(&self.0, &store).expect("put the copy back");
+        env.nats.put_store_back(&self.0).expect("put the copy back");
         env.nats.start_again().await.expect("start the broker");
-    }
-
-    fn paths(env: &TestEnv) -> (PathBuf, PathBuf) {
-        let store = env.nats.store_dir();
-        let copied = store.with_file_name("store copied");
-        (store, copied)
     }
 }
 

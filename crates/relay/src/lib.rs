@@ -68,7 +68,7 @@ pub mod waiting;
 /// configuration. Neither `Debug` nor `Display` of a target shows a secret.
 pub mod connect {
     pub use crate::connect_error::{Error, Renewed};
-    pub use crate::nats::{NatsAccess, NatsLink, NatsTarget};
+    pub use crate::nats::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
     pub use crate::postgres::{
         ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode,
     };
@@ -87,7 +87,7 @@ pub use config::{
     Config, MarkBy, MarkConfig, Mode, OnPark, PollConfig, RetentionConfig, RewindConfig,
     ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
-pub use connect::{NatsTarget, PostgresTarget};
+pub use connect::{NatsTarget, PostgresTarget, jetstream_of};
 pub use error::Error;
 pub use latency::{Latency, NativeBuckets};
 pub use operate::{

@@ -15,7 +15,7 @@ mod stream_tail;
 pub(crate) mod whole_stream;
 
 pub(crate) use broker_failover::{has_ended, leave_server};
-pub use connect::{NatsAccess, NatsLink, NatsTarget};
+pub use connect::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
 #[cfg(test)]
 pub(crate) use limits::Limits;
 pub(crate) use permission_violations::unless_denied;

@@ -8,10 +8,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_nats::jetstream::{self, Context};
 use async_nats::{
     Client, ConnectOptions, Event, ReconnectToServer, Server, ServerAddr, ServerInfo,
 };
-use outbox::jetstream_api::{DEFAULT_PREFIX, use_prefix};
+use outbox::jetstream_api::{self, DEFAULT_PREFIX, use_prefix};
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
@@ -161,9 +162,8 @@ impl NatsTarget {
         let inbox_prefix = prefix("nats.inbox_prefix", &access.inbox_prefix, INBOX)?;
         let credentials = choose_credentials(from_url, access)?;
         let again = Again::default();
-        let servers = addresses;
         Ok(Self {
-            servers,
+            servers: addresses,
             credentials,
             again,
             roots,
@@ -214,7 +214,10 @@ impl NatsTarget {
     ) -> Result<(Client, watch::Receiver<NatsLink>), Error> {
         install_crypto_provider();
         self.check_tls_files()?;
-        use_prefix(&self.api_prefix);
+        if !use_prefix(&self.api_prefix) {
+            let reason = "the process asks another JetStream already: run one for each";
+            return Err(Error::invalid("nats.api_prefix", reason));
+        }
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let (servers, renewed) = (self.to_string(), self.renewed());
         let elsewhere = elsewhere();
@@ -285,6 +288,12 @@ impl NatsTarget {
         }
         self.identity.as_ref().map_or(Ok(()), tls::check_identity)
     }
+}
+
+/// JetStream as a connected process asks it: under its `nats.api_prefix`.
+#[must_use]
+pub fn jetstream_of(client: &Client) -> Context {
+    jetstream::with_prefix(client.clone(), jetstream_api::prefix())
 }
 
 fn invalid(reason: impl Into<String>) -> Error {

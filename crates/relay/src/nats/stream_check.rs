@@ -1,12 +1,12 @@
 //! Whether a stream can be trusted with events.
 
 use async_nats::Client;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::stream::{
     Config as Stream, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
     Stream as Found,
 };
-use async_nats::jetstream::{self, ErrorCode};
 use bytes::Bytes;
 use outbox::wire::header;
 use outbox::{nats_version, wire};
@@ -295,10 +295,7 @@ fn covers(subjects: &str, pattern: &str) -> bool {
 
 /// A stream; `None` if there is none of that name.
 pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
-    let error = match jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
-        .get_stream(name)
-        .await
-    {
+    let error = match super::connect::jetstream_of(client).get_stream(name).await {
         Ok(stream) => return Ok(Some(stream)),
         Err(error) => error,
     };

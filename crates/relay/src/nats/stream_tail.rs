@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream;
 use async_nats::jetstream::stream::{Info, State, Stream};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire::{StoredMessage, header, replayed_id};
@@ -74,7 +73,7 @@ pub(crate) struct WayBack {
 impl TailReader {
     pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
         let name = stream.to_owned();
-        let stream = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
+        let stream = super::connect::jetstream_of(client)
             .get_stream_no_info(stream)
             .await
             .map_err(Error::jetstream("address the stream"))?;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{Context, CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
-use async_nats::jetstream::{self, ErrorCode};
 use outbox::migrations::{self, Layout};
 use outbox::nats_version::takes_batches;
 use outbox::wire::subject_matches;
@@ -153,7 +153,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         let what = format!("marks of what slot {} published, which is gone", slot.name);
         steps.push(SetupStep { what, created: true });
     }
-    let context = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix());
+    let context = crate::nats::jetstream_of(&client);
     let left = store.publications_of_other_shards(config).await?;
     let left = left.iter().map(|it| {
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")

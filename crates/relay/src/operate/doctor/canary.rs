@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream;
 use futures_util::TryStreamExt;
 use outbox::Event;
 use outbox::waiting::Seen;
@@ -113,9 +112,7 @@ async fn aggregate_id(config: &Config) -> Result<String, Error> {
 
 async fn consumers(client: &Client, stream: &str, subject: &str) -> Result<Vec<String>, Error> {
     let doing = "list the consumers of the stream";
-    let stream = jetstream::with_prefix(client.clone(), outbox::jetstream_api::prefix())
-        .get_stream(stream)
-        .await;
+    let stream = crate::nats::jetstream_of(client).get_stream(stream).await;
     let stream = stream.map_err(Error::jetstream(doing))?;
     let mut listed = stream.consumers();
     let mut found = Vec::new();

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream;
 use async_nats::jetstream::consumer::{Info, PullConsumer};
 use inbox::{Backlog, Connection, DeadLetters, Status, Summary, Upkept};
 use jiff::Timestamp;
@@ -72,7 +71,7 @@ impl Sampler {
 
     async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
         let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
-        let context = jetstream::with_prefix(self.nats.clone(), outbox::jetstream_api::prefix());
+        let context = relay::jetstream_of(&self.nats);
         // A broker that is away leaves the database's figures as fresh as they are.
         let asked = self.consumers.iter().map(|(name, stream, may_take)| {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
