@@ -228,8 +228,9 @@ impl Readiness {
     fn of(status: &Status, slot: Option<&SlotSample>, details: bool) -> Self {
         let unpublished = || unpublished(status, slot?, details);
         let waits = status.waiting_for.as_deref();
+        let awaits_slot = waits.is_some() && !status.held_back;
         let reason = match status.role {
-            Role::Active if waits.is_some() && !status.held_back && !is_stalled(status) => {
+            Role::Active if awaits_slot && !is_stalled(status) && unpublished().is_none() => {
                 let what = waits.filter(|_| details).map(|it| format!(" {it}")).unwrap_or_default();
                 let reason = format!("the slot waits{what}; events come from the table meanwhile");
                 return Self { ready: true, role: status.role, reason: Some(reason) };
@@ -375,6 +376,11 @@ mod tests {
         }
         let told = reason(&standby, 31, true).expect("not ready");
         assert!(told.ends_with(": waiting for slot tailpost, which process 7 (x) reads"), "{told}");
+        // From the table, while PostgreSQL makes the slot.
+        let waiting_for = Some("for process 8, whose transaction is 9 s old".to_owned());
+        let awaiting = Status { waiting_for, ..idle.clone() };
+        let ready = |seconds| Readiness::of(&awaiting, Some(&slot(seconds)), false).ready;
+        assert!(ready(29) && !ready(31), "events do not come from the table");
         let busy = Status { last_resolved: Some(Instant::now()), ..idle };
         assert_eq!(reason(&busy, 3600, true), None, "others are published");
     }
