@@ -12,7 +12,7 @@ const LINES: [(&str, usize); 6] = [
     ("outbox", 2366),
     ("pgoutput", 481),
     ("relay", 31116),
-    ("tailpost", 12778),
+    ("tailpost", 12779),
 ];
 
 /// Settings of the configuration file.

@@ -310,3 +310,13 @@ async fn a_place_that_is_kept_keeps_its_time() {
     assert_eq!(shell.ask(NOTED).await, noted);
     shell.carry_out(write(NotedPlace::Unchanged), Changes(NOTED)).await;
 }
+
+/// The slot is there, so its log may bring what is visible now.
+#[tokio::test]
+async fn without_a_slot_that_waits_for_a_running_transaction_no_scan_begins() {
+    let mut shell = Shell::<Replication>::open(|_| {}).await;
+    shell.sql.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.expect("a transaction");
+    let open = ScanEffect::Open(OpenScan { sees: Sees::BeforeAwaitedSlot, ..OPEN });
+    let postponed = Brings(|it| matches!(it, Done::Outcome(Outcome::ScanPostponed)));
+    shell.carry_out(Effect::Scan(open), postponed).await;
+}
