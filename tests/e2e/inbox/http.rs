@@ -257,7 +257,8 @@ async fn trusts_a_service(is_ca: IsCa) {
         env.query::<String>(error).await.contains("certificate")
     })
     .await;
-    inbox.kill9().await;
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
     env.set("TAILPOST_INBOX__CA", authority.to_str().expect("UTF-8"));
     let _inbox = env.spawn(&args);
     wait_processed(&env, 1).await;
