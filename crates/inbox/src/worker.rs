@@ -285,6 +285,7 @@ impl<W: Work> Worker<W> {
         let acks = Acks::start(self.nats.clone()).await?;
         // Of this session; another one begins as always.
         source.wary = mem::take(&mut self.wary);
+        source.known(self.rewinding.level);
         let start = ConsumerStart {
             term,
             shares: W::SHARES,
@@ -311,22 +312,28 @@ impl<W: Work> Worker<W> {
             intake,
             origin,
             engine: ConsumerEngine::new(start, Instant::now()),
+            ended: watch::Sender::default(),
+            ended_at: None,
         };
         let stop = self.shutdown.child_token();
-        let floor = Floor { context: &context, stream: source.stream() };
-        let keeps_floor = self.rewinding.is_level;
+        let floor = Floor {
+            context: &context,
+            stream: source.stream(),
+            level: self.rewinding.level,
+            ended: session.ended.subscribe(),
+        };
         let (summary, (), (), (), (), went_back, (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
             until(feed.closed(), stop_when_gone(&self.nats, &stop)),
             until(feed.closed(), self.rewinding.watch(&stop)),
             until(feed.closed(), self.controlling.watch(wanted)),
-            until(feed.closed(), floor.follow(self.status.subscribe(), keeps_floor)),
+            until(feed.closed(), floor.follow(self.status.subscribe())),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),
         );
-        if keeps_floor && self.is_active_in(term) {
+        if self.is_active_in(term) {
             floor.note().await;
         }
         self.went_back = went_back;

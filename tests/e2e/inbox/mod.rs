@@ -1,5 +1,6 @@
 //! The inbox on real servers: its workers are processes that can be killed.
 
+mod acked_by_others;
 mod advisories;
 mod any_history;
 mod any_message;

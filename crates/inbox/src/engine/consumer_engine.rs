@@ -38,7 +38,7 @@ use super::consumer_effect::{Effect, Notice, Pause};
 use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
 use super::report::{Outcome, Report};
 use super::role_lease::{Role, Term};
-use crate::message::MessageId;
+use crate::message::{MessageId, Whence};
 use crate::{BreakerState, Handler, State, Status, Summary};
 
 /// How long a stop waits for handlers.
@@ -126,6 +126,8 @@ pub(crate) struct ConsumerEngine {
     /// More deliveries may come.
     is_fed: bool,
     in_progress_at: Instant,
+    /// The last message of the stream that was delivered.
+    newest: u64,
     counts: Summary,
     effects: VecDeque<Effect>,
 }
@@ -146,6 +148,7 @@ impl ConsumerEngine {
             requested: 0,
             is_fed: true,
             in_progress_at: now,
+            newest: 0,
             counts: start.counts,
             effects: VecDeque::new(),
         }
@@ -238,6 +241,9 @@ impl ConsumerEngine {
         // Only in a transaction can several of one aggregate be under way, in order.
         if !self.start.shares && delivered.path == Path::Fast {
             delivered.path = Path::Careful;
+        }
+        if delivered.message.whence == Whence::Stream {
+            self.newest = self.newest.max(delivered.message.stream_seq);
         }
         let later = delivered.reply.clone();
         if self.lanes.offer(delivered, now) == Offered::Left {
@@ -487,6 +493,16 @@ impl ConsumerEngine {
         };
         let next_probe_at = self.next_probe_at.filter(|_| breaker == BreakerState::Open);
         Handler { breaker, next_probe_at, opened: self.breaker.opened() }
+    }
+
+    /// Whether no event is held or left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.len() == 0
+    }
+
+    /// Up to which message of the stream all that was delivered has its end.
+    pub(crate) fn ended(&self) -> u64 {
+        self.lanes.first().map_or(self.newest, |first| self.newest.min(first - 1))
     }
 
     pub(crate) fn counts(&self) -> Summary {

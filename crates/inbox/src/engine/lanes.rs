@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use async_nats::Subject;
 use uuid::Uuid;
 
-use crate::message::{Message, MessageId};
+use crate::message::{Message, MessageId, Whence};
 
 use self::left::Left;
 pub(crate) use self::left::{Load, Loaded};
@@ -100,6 +100,8 @@ pub(crate) struct Lanes {
     left: usize,
     /// Lanes whose next events are to be read from the stream.
     hungry: BTreeSet<u64>,
+    /// The first message that was let go of without an end.
+    released: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -324,6 +326,8 @@ impl Lanes {
 
     /// Lets go of everything that is not taken. Returns where to give it back, if that is known.
     pub(crate) fn release(&mut self) -> Vec<Option<Subject>> {
+        let waiting = self.lanes.values().filter_map(Lane::first_waiting);
+        self.released = waiting.chain(self.released).min();
         let mut released = Vec::new();
         self.left = 0;
         self.hungry.clear();
@@ -352,6 +356,15 @@ impl Lanes {
         self.known.len()
     }
 
+    /// The first message of the stream that was delivered and has no end.
+    pub(crate) fn first(&self) -> Option<u64> {
+        let lanes = self.lanes.values();
+        let at_work =
+            |it: &Lane| first_stored(it.taken.iter().filter_map(|(_, item)| item.as_ref()));
+        let firsts = lanes.flat_map(|it| [at_work(it), it.first_waiting()]).flatten();
+        firsts.chain(self.released).min()
+    }
+
     /// Aggregates with events that are held.
     pub(crate) fn len(&self) -> usize {
         self.lanes.len()
@@ -363,9 +376,19 @@ impl Lanes {
     }
 }
 
+/// The place of the first of these that the stream delivered.
+fn first_stored<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<u64> {
+    let stored = items.into_iter().filter(|it| it.message.whence == Whence::Stream);
+    stored.map(|it| it.message.stream_seq).min()
+}
+
 impl Lane {
     fn items(&self) -> impl Iterator<Item = &Item> {
         self.taken.iter().filter_map(|(_, item)| item.as_ref()).chain(&self.queue)
+    }
+
+    fn first_waiting(&self) -> Option<u64> {
+        first_stored(&self.queue).into_iter().chain(self.left.first()).min()
     }
 
     fn find(&mut self, id: MessageId) -> Option<&mut Item> {

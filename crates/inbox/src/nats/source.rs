@@ -106,7 +106,9 @@ impl Source {
         let name = config.consumer.clone();
         let (consumer, _) = durable_consumer::open(&stream, config).await?;
         let last = stream.cached_info().state.last_sequence;
-        let last = last.min(consumer.cached_info().delivered.stream_sequence);
+        let found = consumer.cached_info();
+        let last = last.min(found.delivered.stream_sequence);
+        let (fed_until, fed_of) = (found.ack_floor.stream_sequence, made_at(found));
         let newest = (last, stored_at(nats, &config.stream, last).await?);
         let created = durable_consumer::created(&stream);
         Ok(Self {
@@ -123,8 +125,8 @@ impl Source {
             floor: Floor::new(0),
             config: config.clone(),
             read_until: None,
-            fed_until: 0,
-            fed_of: None,
+            fed_until,
+            fed_of,
             find_resolved,
             silence: Silence::new(),
             tally: Arc::clone(tally),
@@ -144,6 +146,11 @@ impl Source {
     pub(crate) fn unacked_max(&self) -> Option<usize> {
         let max = self.consumer.cached_info().config.max_ack_pending;
         usize::try_from(max).ok().filter(|max| *max > 0)
+    }
+
+    /// Up to here everything has its end, if that is known.
+    pub(crate) fn known(&mut self, level: Option<u64>) {
+        self.fed_until = level.unwrap_or(self.fed_until);
     }
 
     /// Why nothing can be taken from the stream, while that is so.
@@ -348,7 +355,7 @@ impl Source {
         if is_idle {
             self.silence.look(&info, LOOK);
         }
-        if is_idle && is_owed && info.delivered.consumer_sequence > self.consumer_seq {
+        if is_idle && info.delivered.consumer_sequence > self.consumer_seq {
             return Ok(Pulled::Suspicious);
         }
         if info.delivered.consumer_sequence < self.consumer_seq {
@@ -368,6 +375,10 @@ impl Source {
         let (seq, at) = (place.stream_seq, place.stored_at);
         Message::new(subject.to_string(), headers, payload, origin, seq, at)
     }
+}
+
+fn made_at(info: &consumer::Info) -> Option<Timestamp> {
+    Timestamp::from_nanosecond(info.created.unix_timestamp_nanos()).ok()
 }
 
 /// When the stream stored this message, if it has it.

@@ -1,7 +1,8 @@
 //! Tells the role's holder up to where everything is handled.
 //!
 //! It writes that down when it renews the role. A message is acknowledged when its record is
-//! committed, so whatever state of the database has the place has the records before it.
+//! committed, so whatever state of the database has the place has the records before it. Others may
+//! acknowledge what was delivered: the place is before every event that has no end here.
 
 use std::time::Duration;
 
@@ -19,27 +20,33 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Floor<'a> {
     pub(super) context: &'a Context,
     pub(super) stream: Stream,
+    /// Where it began, if the records knew the end of everything up to there.
+    pub(super) level: Option<u64>,
+    /// Up to where all that was delivered since has its end.
+    pub(super) ended: watch::Receiver<u64>,
 }
 
 impl Floor<'_> {
     /// Looks while events have their end, and once more: acknowledgements come after that.
-    pub(super) async fn follow(&self, status: watch::Receiver<Status>, keeps: bool) {
+    pub(super) async fn follow(&self, status: watch::Receiver<Status>) {
         let mut seen = [None; 2];
         loop {
             sleep(LOOK).await;
-            let counts = Some(status.borrow().counts);
-            if keeps && seen != [counts; 2] {
+            let ends = Some((status.borrow().counts, *self.ended.borrow()));
+            if seen != [ends; 2] {
                 self.note().await;
             }
-            seen = [counts, seen[0]];
+            seen = [ends, seen[0]];
         }
     }
 
     pub(super) async fn note(&self) {
         let Context { config, term, handled, .. } = self.context;
+        let Some(level) = self.level else { return };
         // Without an answer the next look tells.
         if let Ok(Some(found)) = durable_consumer::find(&self.stream, config).await {
-            handled.send_replace(Some((*term, found.ack_floor.stream_sequence)));
+            let ended = level.max(*self.ended.borrow());
+            handled.send_replace(Some((*term, ended.min(found.ack_floor.stream_sequence))));
         }
     }
 }

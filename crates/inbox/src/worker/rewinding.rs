@@ -48,8 +48,9 @@ pub(super) struct Rewinding {
     failures: u32,
     /// Where the consumer could not go back to.
     given_up: Option<u64>,
-    /// The records know the end of all that was acknowledged when the session before had ended.
-    pub(super) is_level: bool,
+    /// Up to where the records know the end of all that was acknowledged when the session before had
+    /// ended; nothing if they lack any.
+    pub(super) level: Option<u64>,
 }
 
 fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
@@ -60,7 +61,7 @@ fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
 impl Rewinding {
     pub(super) fn new(context: Arc<Context>) -> Self {
         let schema = context.config.quoted_schema();
-        Self { context, schema, failures: 0, given_up: None, is_level: false }
+        Self { context, schema, failures: 0, given_up: None, level: None }
     }
 
     /// The request that is pending, if there is one.
@@ -122,7 +123,7 @@ impl Rewinding {
             }
             None => None,
         };
-        self.is_level = unhandled.is_none();
+        self.level = unhandled.is_none().then_some(floor);
         if let Some(from) = unhandled {
             pool.put(store);
             // It could not go back: what is acknowledged stays so, and nothing is written down.

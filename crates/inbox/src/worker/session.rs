@@ -29,6 +29,9 @@ use crate::{Status, Summary};
 /// How long the broker may take for what is told to it without being asked.
 const TOLD_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How often all that is held is looked at.
+const ENDED_EVERY: Duration = Duration::from_secs(1);
+
 const IN_PROGRESS: &[u8] = b"+WPI";
 
 const GIVEN_BACK: &[u8] = b"-NAK";
@@ -54,6 +57,9 @@ pub(crate) struct Session<W> {
     pub(crate) intake: Intake,
     pub(crate) origin: Origin,
     pub(crate) engine: ConsumerEngine,
+    /// Up to which message of the stream all that was delivered has its end, as of `ended_at`.
+    pub(crate) ended: watch::Sender<u64>,
+    pub(crate) ended_at: Option<Instant>,
 }
 
 /// What was begun.
@@ -98,6 +104,7 @@ impl<W: Work> Session<W> {
                 Ok(()) = self.control.changed(), if runs => {}
             }
         }
+        self.ended.send_replace(self.engine.ended());
         self.acks.finish().await;
         let _ = timeout(TOLD_DEADLINE, self.nats.flush()).await;
         self.engine.counts()
@@ -117,6 +124,7 @@ impl<W: Work> Session<W> {
             operator: pause.map(|it| it.by),
         });
         self.engine.turn(now);
+        self.note_ended(now);
         self.publish();
         while let Some(effect) = self.engine.next_effect() {
             if self.carry_out(effect, begun).await.is_break() {
@@ -172,6 +180,14 @@ impl<W: Work> Session<W> {
         };
         // The client queues what it cannot send, up to a limit: then it would wait for the broker.
         let _ = timeout(TOLD_DEADLINE, told).await;
+    }
+
+    fn note_ended(&mut self, now: Instant) {
+        let is_due = self.ended_at.is_none_or(|it| it + ENDED_EVERY <= now);
+        if is_due || self.engine.is_empty() {
+            self.ended_at = Some(now);
+            self.ended.send_replace(self.engine.ended());
+        }
     }
 
     /// Tells the world what is going on.

@@ -1,8 +1,11 @@
-//! What a session makes of the role that is lost, or lost and taken again.
+//! What a session makes of the role that is lost, or lost and taken again; and how far events have
+//! their end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::engine::simulation::{delivered, message};
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -54,4 +57,36 @@ fn a_session_ends_when_the_role_was_taken_again_before_anybody_looked() {
     let mut engine = engine(term(1), now);
     assert!(!is_taken_over(&mut engine, Role::Active { term: term(1), until: now + LEASE }, now));
     assert!(is_taken_over(&mut engine, Role::Active { term: term(2), until: now + LEASE }, now));
+}
+
+/// A letter that is handled once more has its place before all of them, or in another stream.
+#[test]
+fn nothing_behind_an_event_without_an_end_counts_as_ended() {
+    let now = Instant::now();
+    let mut engine = engine(term(1), now);
+    assert_eq!(engine.ended(), 0);
+    let mut letter = delivered(1, 9, None, Path::Careful);
+    let of_letter = Arc::get_mut(&mut letter.message).expect("nobody has it");
+    of_letter.whence = Whence::Letter;
+    engine.delivered(now, letter);
+    for seq in [4, 5, 6, 8] {
+        engine.delivered(now, delivered(seq, 9, None, Path::Careful));
+    }
+    assert_eq!(engine.ended(), 3);
+    engine.look(Surroundings {
+        role: Role::Active { term: term(1), until: now + LEASE },
+        ..Surroundings::default()
+    });
+    engine.turn(now);
+    let (time, answered) = (Timestamp::UNIX_EPOCH, true);
+    let end = |engine: &mut ConsumerEngine, seq| {
+        let (id, ending, outcome) = (message(seq, 9).id(), Ending::Resolved, Outcome::Processed);
+        engine.reported(now, time, Report { id, ending, outcome, answered }, 0.5);
+        engine.ended()
+    };
+    assert_eq!(end(&mut engine, 5), 3);
+    assert_eq!(end(&mut engine, 4), 5);
+    engine.stop(now);
+    engine.turn(now);
+    assert_eq!(end(&mut engine, 6), 7, "the last one is given back without an end");
 }

@@ -55,6 +55,10 @@ pub(crate) struct Loaded {
 }
 
 impl Left {
+    pub(super) fn first(&self) -> Option<u64> {
+        self.seqs.first()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.seqs.is_empty()
     }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::{self, AckPolicy, DeliverPolicy, pull};
 use futures_util::{StreamExt, stream};
-use jiff::Timestamp;
 use tracing::info;
 
 use super::place::Place;
-use super::{PULLED_BYTES_MAX, READ_DEADLINE, READING, Source, is_about_bytes};
+use super::{PULLED_BYTES_MAX, READ_DEADLINE, READING, Source, is_about_bytes, made_at};
 use crate::Error;
 use crate::engine::{Delivered, Path};
 use crate::feed::Feed;
@@ -75,22 +74,26 @@ impl Source {
     pub(super) async fn read_outstanding(&mut self, feed: &mut Feed) -> Result<(), Error> {
         let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
         let info = info.map_err(Error::jetstream(READING))?;
-        self.consumer_seq = info.delivered.consumer_sequence;
-        let last = info.delivered.stream_sequence;
-        let made_at = Timestamp::from_nanosecond(info.created.unix_timestamp_nanos()).ok();
-        if made_at != self.fed_of || last < self.fed_until {
-            (self.fed_of, self.fed_until) = (made_at, 0);
+        let (acked, last) = (info.ack_floor.stream_sequence, info.delivered.stream_sequence);
+        if made_at(&info) != self.fed_of || last < self.fed_until {
+            (self.fed_of, self.fed_until) = (made_at(&info), acked);
         }
+        // Others may have taken what did not arrive, and acknowledged it.
+        let misses = info.delivered.consumer_sequence > self.consumer_seq;
+        self.consumer_seq = info.delivered.consumer_sequence;
+        let known = if misses { acked.min(self.fed_until) } else { acked };
         // What was read already is held, or has its end.
-        let mut first = info.ack_floor.stream_sequence.max(self.read_until.unwrap_or(0)) + 1;
+        let mut first = known.max(self.read_until.unwrap_or(0)) + 1;
         if last.saturating_sub(first) >= READ_AGAIN_MAX {
             first = first.max(self.fed_until + 1);
         }
-        if info.num_ack_pending == 0 || first > last {
+        if (info.num_ack_pending == 0 && known == acked) || first > last {
             (self.wary, self.read_until) = (false, None);
             return Ok(());
         }
-        self.read(first, last, &info.config, feed).await
+        self.read(first, last, &info.config, feed).await?;
+        self.fed_until = self.fed_until.max(last);
+        Ok(())
     }
 
     /// Reads these messages of the consumer's, and acknowledges those that have had their end.

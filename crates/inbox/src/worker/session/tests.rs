@@ -169,6 +169,8 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         intake,
         origin: Origin { stream: "S".into(), created: None },
         engine: ConsumerEngine::new(start, Instant::now()),
+        ended: watch::Sender::default(),
+        ended_at: None,
     }
 }
 
