@@ -70,6 +70,7 @@ mod slot_waits;
 mod standby;
 mod stop;
 mod storm;
+mod strangers;
 mod swapped;
 mod tableless;
 mod takeover;

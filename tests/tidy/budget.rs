@@ -7,19 +7,19 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 6] = [
-    ("inbox", 10578),
-    ("lab", 6241),
+    ("inbox", 10583),
+    ("lab", 6398),
     ("outbox", 2366),
     ("pgoutput", 481),
-    ("relay", 31116),
-    ("tailpost", 12779),
+    ("relay", 31346),
+    ("tailpost", 12789),
 ];
 
 /// Settings of the configuration file.
 const SETTINGS: usize = 96;
 
 /// Words of `docs/`.
-const WORDS: usize = 46_636;
+const WORDS: usize = 46_875;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;

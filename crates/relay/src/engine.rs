@@ -394,6 +394,7 @@ impl Engine {
                     }
                 }
                 Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
+                Request::TellStranger(why) => self.tell(Notice::Stranger { why }),
                 Request::TellStaysFenced => self.tell(Notice::StaysFenced),
                 Request::TellUncounted => self.tell(Notice::Uncounted),
                 Request::TellCount { counted, uncertain } => {

@@ -131,7 +131,7 @@ impl HotPath {
         rows.relation(&relation).unwrap();
         let history = History { system_id: 7_123_456_789_012_345_678, timeline: 1 };
         let stream = stream::Config { subjects: vec!["outbox.>".into()], ..Default::default() };
-        let (_, limits) = watch::channel(nats::Limits::of(&stream));
+        let (_, limits) = watch::channel(nats::Limits::of(&stream, String::new()));
         let (_, link) = watch::channel(NatsLink::default());
         let publisher = Publisher::new(client, "OUTBOX", history, true, limits, link).await;
         let state = Publishing::new(Start {

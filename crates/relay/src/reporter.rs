@@ -235,6 +235,18 @@ impl Reporter {
                 );
                 self.trouble(reason);
             }
+            Notice::Stranger { why } => {
+                if self.status.stranger.is_none() {
+                    warn!(
+                        stream = self.stream,
+                        why,
+                        "another client answers in the stream's place: such answers are passed over. \
+                         Let no client that reads the events' subjects publish on the relay's inbox \
+                         (docs/security.md)"
+                    );
+                }
+                self.status.stranger = Some(why);
+            }
             Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
             of_slot @ (Notice::Uncounted
             | Notice::Counted { .. }
@@ -321,6 +333,7 @@ impl Reporter {
         status.dropped_total = base.dropped_total + counts.dropped;
         status.resyncs_total = base.resyncs_total + counts.resyncs;
         status.batches_total = base.batches_total + counts.batches;
+        status.strangers_total = base.strangers_total + counts.strangers;
         status.foreign_total = base.foreign_total + counts.foreign;
         status.ignored_total = base.ignored_total + counts.ignored;
         status.outages_total = base.outages_total + counts.outages;

@@ -77,6 +77,10 @@ pub struct Status {
     pub resyncs_total: u64,
     /// Messages of other writers met in the stream.
     pub foreign_total: u64,
+    /// Answers that were not the stream's, and were passed over.
+    pub strangers_total: u64,
+    /// The first of them in the last session that had any.
+    pub stranger: Option<String>,
     /// Messages of PostgreSQL's log with the outbox's prefix that were passed over.
     pub ignored_total: u64,
     /// How often a connection to either server had to be opened again.

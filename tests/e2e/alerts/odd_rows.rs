@@ -17,6 +17,7 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_outbox_unidentified_rows",
     "tailpost_outbox_owed_rows",
     "tailpost_outbox_foreign_total",
+    "tailpost_outbox_strangers_total",
     "tailpost_outbox_unlogged_total",
     "tailpost_outbox_swept_total",
     "tailpost_outbox_ignored_messages_total",
@@ -89,6 +90,12 @@ async fn alerts_about_odd_rows_and_messages_fire_and_end() {
     lock.rollback().await.expect("let go");
     env.wait_marked().await;
 
+    let client = env.nats.client().await.expect("connect to NATS");
+    let forge = |reply: &str| vec![lab::Forged::new(reply, "{}")];
+    let stranger = lab::Stranger::start(client, "outbox.>", forge).await.expect("subscribe");
+    emit(&env, "order", AN_ID, "NULL").await;
+    until(DEADLINE, "it answers", async || stranger.answered() > 0).await;
+    drop(stranger);
     let other = env.nats.jetstream().await.expect("connect to NATS");
     other.publish("outbox.by.hand", "x".into()).await.expect("publish").await.expect("stored");
     emit(&env, "order", AN_ID, "NULL").await;

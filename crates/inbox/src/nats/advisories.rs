@@ -6,7 +6,8 @@
 //! whoever listens, and never delivers it again. So we listen, and read it from the stream.
 //!
 //! Every client of the account may publish what looks like an advisory. So it is about what the
-//! consumer has delivered, or it is passed over; and it waits until there is room.
+//! consumer has delivered and, by its configuration, can have given up, or it is passed over; and it
+//! waits until there is room. It has no more effect than a redelivery: the record decides.
 
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ impl Advisories {
             if feed.room_for(1).await.is_err() {
                 return;
             }
-            let message = match about.read(stream_seq).await {
+            let gave_up = advisory.subject.starts_with(ADVISORIES[0]);
+            let message = match about.read(stream_seq, gave_up).await {
                 Ok(Some(message)) => Arc::new(message),
                 Ok(None) => continue,
                 Err(error) => {
@@ -100,13 +102,17 @@ impl Advisories {
 
 impl About {
     /// The message, if it is the consumer's, was delivered, and has not been deleted.
-    async fn read(&self, stream_seq: u64) -> Result<Option<Message>, Error> {
+    async fn read(&self, stream_seq: u64, gave_up: bool) -> Result<Option<Message>, Error> {
         let consumer = &self.config.consumer;
         let found = durable_consumer::find(&self.stream, &self.config).await?;
         let Some(info) = found.filter(|it| stream_seq <= it.delivered.stream_sequence) else {
             warn!(consumer, stream_seq, "passed over an advisory about what was not delivered");
             return Ok(None);
         };
+        if gave_up && info.config.max_deliver <= 0 {
+            warn!(consumer, stream_seq, "passed over an advisory: the consumer never gives up");
+            return Ok(None);
+        }
         let stored = stored_message::get(&self.nats, &self.origin.stream, stream_seq).await?;
         let Some(stored) = stored else { return Ok(None) };
         if !durable_consumer::take(&filters_of(&info.config), &stored.subject) {

@@ -439,6 +439,7 @@ impl ClaimEngine {
             }
             // There is no log to bring anything again.
             Request::TellUncounted | Request::TellCount { .. } | Request::TellIgnored(_) => {}
+            Request::TellStranger(why) => self.tell(Notice::Stranger { why }),
             // It is in keyed mode.
             Request::LeaveFence(_) | Request::TellStaysFenced => {}
             Request::StreamIsShorter => {

@@ -64,6 +64,8 @@ pub(crate) enum Input {
     Ended { batch: u32, count: u64, seq: u64 },
     /// The broker refused a message of the batch, and with it everything behind.
     Broken { batch: u32, number: u64, refusal: Refusal },
+    /// An answer came that is not the stream's.
+    Stranger(String),
     /// The client refused to send an event, before anything left.
     Unsendable { index: u64, refusal: Refusal },
     /// The broker's user may not publish on a subject. Such a message is never answered.
@@ -127,6 +129,8 @@ pub(crate) enum Request {
     },
     /// Say that messages of the log are ignored; once for each reason.
     TellIgnored(Ignored),
+    /// Say that others answer in the stream's place; once.
+    TellStranger(String),
     /// Say that others keep writing to the stream, beside fenced mode that stays.
     TellStaysFenced,
     /// End the session: the next one is to work in keyed mode, for this reason.
@@ -242,6 +246,8 @@ pub(crate) struct Counts {
     pub(crate) dropped: u64,
     pub(crate) resyncs: u64,
     pub(crate) foreign: u64,
+    /// Answers that were not the stream's.
+    pub(crate) strangers: u64,
     /// Failures that were nobody's fault but the broker's.
     pub(crate) outages: u64,
     /// Attempts that failed and are repeated later.

@@ -46,6 +46,8 @@ pub(crate) enum Notice {
     Slot { status: SlotStatus, notice: Option<SlotNotice> },
     /// Others keep writing to the stream, and messages without ids keep the relay in fenced mode.
     StaysFenced,
+    /// Others answer in the stream's place.
+    Stranger { why: String },
     /// Messages of the log are passed over.
     IgnoringMessages { why: Ignored },
     /// Nothing new is taken in any more.

@@ -11,6 +11,7 @@ mod link;
 mod log;
 mod parts;
 mod publishing_holds;
+mod refusals;
 mod resync;
 mod retry;
 mod sending;
@@ -31,6 +32,7 @@ use self::known::Known;
 use self::link::Broker;
 use self::log::Log;
 use self::parts::{Figures, Output, Settings};
+use self::refusals::Refusals;
 use self::retry::Retries;
 use self::sending::Sending;
 use self::stream_end::StreamEnd;
@@ -48,6 +50,10 @@ pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
 
 /// Scan batches that are published, or on their way, and not marked. For the same reason.
 pub(crate) const SCANS_UNMARKED_MAX: usize = 8;
+
+/// Messages that others store, at most, before the stream is read again: beyond, a sequence is not
+/// believed.
+const OTHERS_MAX: u64 = 1_000_000;
 
 #[derive(Debug, Clone)]
 struct ScanBatch {
@@ -77,6 +83,7 @@ pub(crate) struct Publishing {
     counted: Counted,
     written: PlaceWritten,
     retries: Retries,
+    refusals: Refusals,
     blocks: Blocks,
     /// Batches of scans that are not marked, the oldest first.
     scans: VecDeque<ScanBatch>,
@@ -112,6 +119,7 @@ impl Publishing {
             counted: Counted::default(),
             written: PlaceWritten::default(),
             retries: Retries::default(),
+            refusals: Refusals::default(),
             blocks: Blocks::default(),
             scans: VecDeque::new(),
             copies: Copies::default(),
@@ -169,6 +177,7 @@ impl Publishing {
                 self.take_out_of_batch();
                 self.unsendable(index, refusal);
             }
+            Input::Stranger(why) => self.stranger(why),
             Input::Denied { subject, reason } => self.denied(&subject, reason),
             Input::LinkLost => self.link_lost(),
             Input::Tail(tail) => self.tail(tail),
@@ -259,7 +268,8 @@ impl Publishing {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { batches: self.batching.begun().into(), ..self.figures.counts }
+        let strangers = self.refusals.strangers();
+        Counts { batches: self.batching.begun().into(), strangers, ..self.figures.counts }
     }
 
     /// How long the broker took for what it stored since the session began.
@@ -285,8 +295,14 @@ impl Publishing {
         let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
             return;
         };
-        if seq <= entry.sent.after && !is_duplicate {
-            return self.resync(Duration::ZERO, "the stream gave out a sequence twice".into());
+        // The fence leaves one place. Elsewhere others may have written, but hardly so much.
+        let is_there = match self.mode {
+            _ if is_duplicate => true,
+            Mode::Fenced => seq == entry.sent.expected + 1,
+            Mode::Keyed => seq > entry.sent.after,
+        };
+        if !is_there || seq.saturating_sub(self.stream.known_seq()) > OTHERS_MAX {
+            return self.refused(index, Refusal::ExpectedLastSequence);
         }
         self.stream.stored(seq);
         self.link.answered(self.now);
@@ -301,28 +317,8 @@ impl Publishing {
         }
     }
 
-    fn refused(&mut self, index: u64, refusal: Refusal) {
-        match refusal {
-            Refusal::ExpectedLastSequence => {
-                self.resync(self.pause(Duration::from_millis(2)), "the stream moved".into());
-            }
-            Refusal::Outage(why) => self.outage(why),
-            Refusal::Configuration(reason) => self.output.requests.push_back(Request::Stop(reason)),
-            Refusal::NoBatches(why) => self.output.requests.push_back(Request::LeaveFence(why)),
-            Refusal::Message(reason) | Refusal::OverLimit(reason) | Refusal::Unwelcome(reason) => {
-                if self.window.get(index).is_some_and(|entry| entry.stage == Stage::Sent) {
-                    self.stream.given_up();
-                    self.park(index, reason, DeadLetterReason::Refused);
-                    if self.mode == Mode::Fenced {
-                        // Everything behind it expects one message too many.
-                        self.resync(Duration::ZERO, "an event was refused for good".into());
-                    }
-                }
-            }
-        }
-    }
-
     fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
+        self.not_refused(index, found);
         let Some(entry) = self.window.get(index) else { return };
         let origin = entry.origin;
         if !found {
@@ -372,6 +368,7 @@ impl Publishing {
     fn tick(&mut self) {
         self.read_tail(Duration::ZERO);
         self.retry();
+        self.look_at_refusals();
         if !self.link.is_up() || self.stream.in_flight() == 0 {
             return;
         }

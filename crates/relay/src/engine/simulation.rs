@@ -24,6 +24,7 @@ mod replaying;
 mod schedules;
 mod sessions;
 mod small_worlds;
+mod strangers;
 mod table;
 mod tail;
 

@@ -38,6 +38,8 @@ pub(crate) struct Stored {
 pub(crate) struct Tail {
     /// It was made since the last reading: nothing that the former stream had is in it.
     pub(crate) is_another: bool,
+    /// It takes no batches.
+    pub(crate) refuses_batches: bool,
     /// The sequence that the stream gave out last.
     pub(crate) last_seq: u64,
     /// Messages read.

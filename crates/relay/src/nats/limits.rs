@@ -22,14 +22,16 @@ pub(crate) struct Limits {
     subjects: Option<Vec<String>>,
     /// Messages are stored under other subjects than those under which they are published.
     pub(crate) transforms: bool,
+    /// The JetStream domain of its servers, which they name in acknowledgements.
+    pub(crate) domain: String,
 }
 
 impl Limits {
-    pub(crate) fn of(stream: &Stream) -> Self {
+    pub(crate) fn of(stream: &Stream, domain: String) -> Self {
         // -1, or 0 where it was never set, is no limit.
         let max_msg_size = usize::try_from(stream.max_message_size).ok().filter(|max| *max > 0);
         let transforms = stream.subject_transform.is_some();
-        Self { max_msg_size, subjects: Some(stream.subjects.clone()), transforms }
+        Self { max_msg_size, subjects: Some(stream.subjects.clone()), transforms, domain }
     }
 
     /// Why the stream would not take the message.
@@ -77,7 +79,7 @@ mod tests {
 
     fn limits(max_message_size: i32, subjects: &[&str]) -> Limits {
         let subjects = subjects.iter().map(|it| (*it).to_owned()).collect();
-        Limits::of(&Stream { max_message_size, subjects, ..Stream::default() })
+        Limits::of(&Stream { max_message_size, subjects, ..Stream::default() }, String::new())
     }
 
     #[test]

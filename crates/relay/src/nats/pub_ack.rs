@@ -13,6 +13,8 @@ use crate::engine::{Input, Refusal};
 struct PubAck<'a> {
     #[serde(borrow, default)]
     stream: Cow<'a, str>,
+    #[serde(borrow, default)]
+    domain: Cow<'a, str>,
     #[serde(default)]
     seq: u64,
     #[serde(default)]
@@ -36,11 +38,20 @@ struct ApiError {
     description: String,
 }
 
+/// Whose answers count.
+#[derive(Debug)]
+pub(crate) struct Answerer {
+    pub(crate) stream: String,
+    /// The JetStream domain of the stream's servers.
+    pub(crate) domain: String,
+}
+
 /// Turns an answer on a [reply subject](super::reply_subject) into what it means. `None` for anything that
 /// is not an answer to a publish of this relay.
-pub(crate) fn read(message: &Message, stream: &str) -> Option<Input> {
+pub(crate) fn read(message: &Message, from: &Answerer) -> Option<Input> {
     let to = Reply::parse(message.subject.as_str())?;
-    match (to, understand(message, stream)) {
+    match (to, understand(message, from)) {
+        (_, Meaning::Strange(why)) => Some(Input::Stranger(why)),
         (Reply::Message { epoch, index }, Meaning::Stored(ack)) => {
             Some(Input::Acked { epoch, index, seq: ack.seq, is_duplicate: ack.duplicate })
         }
@@ -78,9 +89,14 @@ enum Meaning<'a> {
     PartRefused(u64, Refusal),
     /// A message of a batch is missing.
     Gap,
+    /// The stream did not say it.
+    Strange(String),
 }
 
-fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
+/// The most characters that are repeated of what a stranger says.
+const SAID_MAX: usize = 64;
+
+fn understand<'a>(message: &'a Message, from: &Answerer) -> Meaning<'a> {
     let outage = |why: String| Meaning::Refused(Refusal::Outage(why));
     match message.status {
         Some(StatusCode::NO_RESPONDERS) => {
@@ -92,8 +108,17 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
         _ => {}
     }
     let Ok(ack) = serde_json::from_slice::<PubAck<'_>>(&message.payload) else {
-        return outage("the answer is no JetStream acknowledgement".into());
+        return Meaning::Strange("an answer is no JetStream acknowledgement".into());
     };
+    let is_refusal = ack.error.is_some();
+    let is_of_batch = matches!(&*ack.kind, "ack" | "gap" | "err");
+    let is_unnamed = is_of_batch || (ack.stream.is_empty() && is_refusal);
+    if !is_unnamed && ack.stream != from.stream {
+        return strange("stream", &ack.stream);
+    }
+    if !ack.domain.is_empty() && ack.domain != from.domain {
+        return strange("domain", &ack.domain);
+    }
     match (&*ack.kind, ack.error.as_ref().map(classify)) {
         ("ack", None) => return Meaning::Flow(ack.seq),
         ("gap", _) => return Meaning::Gap,
@@ -101,16 +126,19 @@ fn understand<'a>(message: &'a Message, stream: &str) -> Meaning<'a> {
         (_, Some(refusal)) => return Meaning::Refused(refusal),
         (_, None) => {}
     }
-    if ack.stream != stream {
-        // Any responder on the subject can answer; only the stream's word counts.
-        let reason = format!("stream \"{}\" stored the event instead of \"{stream}\"", ack.stream);
-        return Meaning::Refused(Refusal::Configuration(reason));
-    }
     if ack.seq == 0 && ack.count != Some(0) {
         // A duplicate of an id whose message was never stored (nats-server#6415).
         return outage(format!("acknowledged without a sequence (duplicate: {})", ack.duplicate));
     }
+    if i64::try_from(ack.seq).is_err() {
+        return Meaning::Strange("an answer has an impossible sequence".into());
+    }
     Meaning::Stored(ack)
+}
+
+fn strange(what: &str, name: &str) -> Meaning<'static> {
+    let name: String = name.chars().take(SAID_MAX).collect();
+    Meaning::Strange(format!("{what} {name:?} answers"))
 }
 
 /// What follows from a JetStream error code: the four classes of failures.
@@ -167,7 +195,12 @@ fn classify(error: &ApiError) -> Refusal {
 #[cfg(fuzzing)]
 pub(crate) fn read_any(subject: &str, status: Option<u16>, payload: &[u8]) {
     let status = status.and_then(|it| StatusCode::from_u16(it).ok());
-    read(&message(subject, payload, status), "OUTBOX");
+    read(&message(subject, payload, status), &outbox());
+}
+
+#[cfg(any(test, fuzzing))]
+fn outbox() -> Answerer {
+    Answerer { stream: "OUTBOX".into(), domain: String::new() }
 }
 
 #[cfg(any(test, fuzzing))]
@@ -189,7 +222,7 @@ mod tests {
     use super::*;
 
     fn answer(payload: &str) -> Option<Input> {
-        read(&message("_INBOX.x.7.42", payload, None), "OUTBOX")
+        read(&message("_INBOX.x.7.42", payload, None), &outbox())
     }
 
     #[test]
@@ -197,7 +230,7 @@ mod tests {
         for payload in [
             r#"{"stream":"OUTBOX","seq":9}"#,
             r#"{"stream":"OUTBOX", "seq":9,"duplicate": true}"#,
-            r#"{"stream":"OUTBOX","domain":"hub","seq":9,"batch":"b","count":3}"#,
+            r#"{"stream":"OUTBOX","domain":"","seq":9,"batch":"b","count":3}"#,
         ] {
             let read = answer(payload);
             assert!(
@@ -212,7 +245,7 @@ mod tests {
     fn the_answers_to_a_batch_are_told_apart() {
         let read = |payload: &str| {
             let subject = "_INBOX.x.x-3.500.fail.7.1.$FI";
-            format!("{:?}", read(&message(subject, payload, None), "OUTBOX"))
+            format!("{:?}", read(&message(subject, payload, None), &outbox()))
         };
         for (payload, expected) in [
             (
@@ -250,7 +283,7 @@ mod tests {
     #[test]
     fn no_responders_is_an_outage() {
         let message = message("_INBOX.x.0.1", "", Some(StatusCode::NO_RESPONDERS));
-        let read = read(&message, "OUTBOX");
+        let read = read(&message, &outbox());
         assert!(
             matches!(read, Some(Input::Refused { refusal: Refusal::Outage(_), .. })),
             "{read:?}"
@@ -258,12 +291,23 @@ mod tests {
     }
 
     #[test]
-    fn an_ack_of_another_stream_is_refused() {
-        let read = answer(r#"{"stream":"OTHER","seq":9}"#);
-        assert!(
-            matches!(read, Some(Input::Refused { refusal: Refusal::Configuration(_), .. })),
-            "{read:?}"
-        );
+    fn what_the_stream_does_not_say_is_a_strangers() {
+        for payload in [
+            "{}",
+            "hello",
+            r#"{"stream":"OTHER","seq":9}"#,
+            r#"{"stream":"OUTBOX","domain":"leaf","seq":9}"#,
+            r#"{"stream":"OTHER","seq":0,"error":{"code":400,"err_code":10060}}"#,
+            r#"{"domain":"leaf","error":{"code":503,"err_code":10077}}"#,
+            r#"{"stream":"OUTBOX","seq":9223372036854775808}"#,
+        ] {
+            let read = answer(payload);
+            assert!(matches!(read, Some(Input::Stranger(_))), "{payload}: {read:?}");
+        }
+        let hub = Answerer { domain: "hub".into(), ..outbox() };
+        let payload = r#"{"stream":"OUTBOX","domain":"hub","seq":9}"#;
+        let read = read(&message("_INBOX.x.7.42", payload, None), &hub);
+        assert!(matches!(read, Some(Input::Acked { .. })), "{read:?}");
     }
 
     #[test]
@@ -343,7 +387,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_answer_makes_the_parser_panic(subject in ".{0,40}", payload in ".{0,200}") {
-            read(&message(&subject, &payload, None), "OUTBOX");
+            read(&message(&subject, &payload, None), &outbox());
         }
 
         /// Answers with a few bytes changed reach deeper than noise does.
@@ -361,7 +405,7 @@ mod tests {
             }
             let subject = if in_batch { "_INBOX.x.x-3.500.fail.7.1.$FI" } else { "_INBOX.x.7.42" };
             let status = status.and_then(|it| StatusCode::from_u16(it).ok());
-            read(&message(subject, &payload, status), "OUTBOX");
+            read(&message(subject, &payload, status), &outbox());
         }
     }
 

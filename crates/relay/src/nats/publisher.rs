@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::limits::Limits;
 use super::permission_violations::PermissionViolations;
-use super::pub_ack;
+use super::pub_ack::{self, Answerer};
 use super::reply_subject::Replies;
 use super::stream_check::check_server;
 use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
@@ -82,7 +82,9 @@ pub(crate) struct Publisher {
 /// The broker's answers, whatever was asked on the publisher's inbox.
 pub(crate) struct Answers {
     messages: Subscriber,
-    stream: String,
+    from: Answerer,
+    /// They tell the stream's domain.
+    limits: watch::Receiver<Limits>,
 }
 
 /// The history that positions belong to.
@@ -106,7 +108,8 @@ impl Publisher {
             .subscribe(replies.subscription())
             .await
             .map_err(Error::jetstream("subscribe to the broker's answers"))?;
-        let answers = Answers { messages, stream: stream.to_owned() };
+        let from = Answerer { stream: stream.to_owned(), domain: limits.borrow().domain.clone() };
+        let answers = Answers { messages, from, limits: limits.clone() };
         let stream: HeaderValue =
             stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
@@ -319,12 +322,15 @@ impl Answers {
     /// Cancel safe: an answer taken is an answer appended.
     pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
         let mut next = self.messages.next().await;
+        if self.limits.has_changed().unwrap_or(false) {
+            self.from.domain.clone_from(&self.limits.borrow_and_update().domain);
+        }
         for _ in 0..ANSWERS_AT_ONCE {
             let Some(message) = next else {
                 let source = "the client has ended".into();
                 return Err(Error::JetStream { doing: "receive the broker's answers", source });
             };
-            into.extend(pub_ack::read(&message, &self.stream));
+            into.extend(pub_ack::read(&message, &self.from));
             match self.messages.next().now_or_never() {
                 Some(message) => next = message,
                 None => break,

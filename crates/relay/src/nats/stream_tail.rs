@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream::stream::{Info, State, Stream};
+use async_nats::jetstream::Context;
+use async_nats::jetstream::response::Response;
+use async_nats::jetstream::stream::{Info, State};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire::{StoredMessage, header, replayed_id};
 use pgoutput::Lsn;
+use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tracing::info;
 use uuid::Uuid;
@@ -47,12 +50,21 @@ pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
 pub(crate) struct TailReader {
     pub(super) client: Client,
     name: String,
-    stream: Stream<()>,
+    jetstream: Context,
     limits: Arc<watch::Sender<Limits>>,
     /// When the stream was created that was read last, in nanoseconds since 1970; 0 before the first time.
     created: Arc<AtomicI64>,
     /// Tells a reading under way that its connection was replaced.
     replaced: Arc<Notify>,
+}
+
+/// What the leader tells of the stream.
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(flatten)]
+    info: Info,
+    #[serde(default)]
+    domain: String,
 }
 
 /// How far back a session has to look.
@@ -72,15 +84,11 @@ pub(crate) struct WayBack {
 
 impl TailReader {
     pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
-        let name = stream.to_owned();
-        let stream = super::connect::jetstream_of(client)
-            .get_stream_no_info(stream)
-            .await
-            .map_err(Error::jetstream("address the stream"))?;
+        let (name, jetstream) = (stream.to_owned(), super::connect::jetstream_of(client));
         let limits = Arc::new(watch::Sender::new(Limits::default()));
         let replaced = Arc::new(Notify::new());
         let (client, created) = (client.clone(), Arc::default());
-        Ok(Self { client, name, stream, limits, created, replaced })
+        Ok(Self { client, name, jetstream, limits, created, replaced })
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -94,12 +102,16 @@ impl TailReader {
     /// an error here.
     pub(crate) async fn info(&self) -> Result<Info, Error> {
         let doing = "read the stream's state";
-        let info = self.stream.get_info().await.map_err(Error::jetstream(doing))?;
+        let answer = self.jetstream.request(format!("STREAM.INFO.{}", self.name), &());
+        let Answer { info, domain } = match answer.await.map_err(Error::jetstream(doing))? {
+            Response::Ok(answer) => answer,
+            Response::Err { error } => return Err(Error::jetstream(doing)(error)),
+        };
         let cluster = info.cluster.as_ref();
         if cluster.is_some_and(|it| it.leader.as_ref().is_none_or(String::is_empty)) {
             return Err(Error::JetStream { doing, source: "it has no leader now".into() });
         }
-        let limits = Limits::of(&info.config);
+        let limits = Limits::of(&info.config, domain);
         self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
         Ok(info)
     }
@@ -133,10 +145,11 @@ impl TailReader {
 
     /// Others may have written any number of messages since `from`: of those the newest are enough.
     async fn read_since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
-        let Info { state, created, .. } = self.info().await?;
+        let Info { state, created, config, .. } = self.info().await?;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
         let mut tail = Tail::ending_at(last_seq);
+        tail.refuses_batches = !config.allow_batch_publish;
         let mut pace = Pace::new(&state);
         let mut from = from.max(floor);
         while from <= last_seq {

@@ -97,8 +97,9 @@ pub(super) fn notice_after(last: Option<&Notice>) -> Option<Notice> {
             Notice::IgnoringMessages { why: Ignored::NotTransactional }
         }
         Some(Notice::IgnoringMessages { why: Ignored::NotTransactional }) => {
-            Notice::Stopping { why: "on request", unresolved: 1 }
+            Notice::Stranger { why: reason }
         }
+        Some(Notice::Stranger { .. }) => Notice::Stopping { why: "on request", unresolved: 1 },
         Some(Notice::Stopping { .. }) => return None,
     })
 }

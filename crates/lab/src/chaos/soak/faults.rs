@@ -11,6 +11,7 @@ use rand::seq::IndexedRandom;
 use super::Soak;
 use crate::chaos::scenarios::{DROP_SLOT, POISON};
 use crate::chaos::wait::until;
+use crate::strangers::{Forger, Stranger};
 
 type Fault = for<'a> fn(&'a mut Soak) -> LocalBoxFuture<'a, Result<()>>;
 
@@ -33,6 +34,7 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (4, "stream", |it| Box::pin(it.change_stream())),
     (5, "rows", |it| Box::pin(it.hostile_rows())),
     (3, "messages", |it| Box::pin(it.hostile_messages())),
+    (3, "strangers", |it| Box::pin(it.strangers())),
     (6, "silence", |it| Box::pin(it.fall_silent())),
     (4, "locks", |it| Box::pin(it.lock_rows())),
     (3, "locks", |it| Box::pin(it.lock_table())),
@@ -46,8 +48,19 @@ const FAULTS: &[(u32, &str, Fault)] = &[
 
 /// What `--only` can name.
 pub(in crate::chaos) const GENERATORS: &[&str] = &[
-    "crashes", "network", "slot", "data", "stream", "rows", "messages", "silence", "locks",
-    "stopped", "handler", "history",
+    "crashes",
+    "network",
+    "slot",
+    "data",
+    "stream",
+    "rows",
+    "messages",
+    "strangers",
+    "silence",
+    "locks",
+    "stopped",
+    "handler",
+    "history",
 ];
 
 /// What a migration tool drops, and what a person does who looks after a table.
@@ -117,6 +130,21 @@ impl Soak {
         }
         self.relays.push(self.lab.start_relay()?);
         Ok(())
+    }
+
+    /// Somebody answers in the stream's place, while a relay may be killed.
+    async fn strangers(&mut self) -> Result<()> {
+        let (seed, pause) = (self.random.random(), self.up_to(4_000));
+        self.tell(&format!("a stranger answers for {pause:?}"));
+        let mut forger = Forger::new(seed, "OUTBOX", false);
+        let client = self.lab.nats.client().await?;
+        let forge = move |reply: &str| forger.forge(reply);
+        let _stranger = Stranger::start(client, "outbox.>", forge).await?;
+        tokio::time::sleep(pause).await;
+        match self.random.random_bool(0.4) {
+            true => self.kill_relay().await,
+            false => Ok(()),
+        }
     }
 
     async fn kill_both_relays(&mut self) -> Result<()> {

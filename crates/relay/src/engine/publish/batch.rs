@@ -7,8 +7,6 @@
 //! so does the first one after the stream's tail was read: its answer tells a duplicate, which a
 //! batch swallows.
 
-use std::time::Duration;
-
 use super::Publishing;
 use crate::engine::messages::{Mode, Part, Refusal};
 use crate::engine::window::Stage;
@@ -135,8 +133,9 @@ impl Publishing {
         if as_expected {
             self.stored(number, count);
         }
-        if !(as_expected && whole) {
-            self.resync(self.pause(Duration::from_millis(2)), "a batch ended early".into());
+        match as_expected && whole {
+            true => self.refusals.batch_stored(),
+            false => self.batch_refused(),
         }
     }
 
@@ -151,9 +150,19 @@ impl Publishing {
             entry.is_some_and(|it| it.stage == Stage::Sent && it.sent.expected == expected)
         };
         let first = batch.first.max(self.window.first());
-        match ((first..self.window.end()).find(is_meant), refusal) {
-            (None, Refusal::Message(why)) => self.resync(Duration::ZERO, why),
-            (index, refusal) => self.refused(index.unwrap_or(u64::MAX), refusal),
+        match (first..self.window.end()).find(is_meant) {
+            Some(index) => self.refused(index, refusal),
+            None => self.batch_refused(),
+        }
+    }
+
+    /// Not all of the batch is stored, somebody says.
+    fn batch_refused(&mut self) {
+        let mut unresolved = self.window.iter_unresolved();
+        let first = unresolved.find(|(_, it)| it.stage == Stage::Sent).map(|(index, _)| index);
+        drop(unresolved);
+        if let Some(index) = first {
+            self.refused(index, Refusal::ExpectedLastSequence);
         }
     }
 

@@ -99,7 +99,7 @@ impl Publishing {
         self.link.up();
         self.stream = StreamEnd::new(tail.last_seq);
         self.sending.begin_at(self.window.first());
-        let foreign = tail.foreign;
+        let (foreign, refuses_batches) = (tail.foreign, tail.refuses_batches);
         let found: Vec<(u64, u64)> = self
             .window
             .iter_unresolved()
@@ -125,6 +125,7 @@ impl Publishing {
         if self.window.unresolved() == 0 {
             self.link.trusted(); // there is nothing to try it with
         }
+        self.judge_refusals(refuses_batches);
     }
 
     /// Of what was sent the stream has a prefix. If it has given out other sequences, somebody else

@@ -68,6 +68,7 @@ impl Publishing {
                 self.resync(Duration::ZERO, "reading the stream's limits anew".into());
             }
             Refusal::Message(reason) | Refusal::OverLimit(reason) => {
+                let reason = self.said_of(index).unwrap_or(reason);
                 self.park(index, reason, DeadLetterReason::Refused);
             }
             Refusal::Unwelcome(reason) => self.unwelcome(index, reason),

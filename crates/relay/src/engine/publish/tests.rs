@@ -18,7 +18,11 @@ fn fenced() -> Publishing {
 }
 
 fn start_on(tail: Tail) -> Publishing {
-    Publishing::new(Start {
+    Publishing::new(start(tail))
+}
+
+fn start(tail: Tail) -> Start {
+    Start {
         written: crate::engine::WrittenDown::nothing(),
         mode: Mode::Fenced,
         limits: Limits { events: 100, bytes: 1 << 20 },
@@ -32,7 +36,7 @@ fn start_on(tail: Tail) -> Publishing {
         parking_blocks: false,
         max_attempts: 10,
         seed: 1,
-    })
+    }
 }
 
 fn log(state: &mut Publishing, events: usize) {
@@ -284,6 +288,9 @@ fn a_broker_that_takes_no_batches_ends_the_session() {
     parts(&mut state);
     let refusal = Refusal::NoBatches("disabled".into());
     state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
+    assert_eq!(reads_of_the_tail(&mut state), 1, "anybody may say so");
+    let tail = Tail { refuses_batches: true, ..Tail::ending_at(1) };
+    state.apply(state.now, Input::Tail(tail));
     let request = state.next_request();
     assert!(matches!(request, Some(Request::LeaveFence(_))), "{request:?}");
 }
@@ -326,6 +333,9 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     send_all(&mut state);
     let refusal = Refusal::Outage("maximum messages exceeded".into());
     state.apply(Duration::ZERO, Input::Refused { epoch: 0, index: 0, refusal });
+    state.apply(Duration::from_millis(100), Input::Tick);
+    assert_eq!(reads_of_the_tail(&mut state), 1);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
     assert_eq!(reads_of_the_tail(&mut state), 1, "it may be an accident");
     for _ in 0..12 {
         let wait = state.breaker().1.unwrap_or_default();
@@ -384,3 +394,5 @@ fn a_transaction_that_is_not_whole_is_beyond_what_is_confirmed() {
     state.apply(now, Input::Commit { end_lsn: Lsn(6) });
     assert!(state.has_nothing_beyond(state.confirmed()));
 }
+
+mod refused;

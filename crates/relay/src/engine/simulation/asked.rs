@@ -10,7 +10,7 @@ use super::{Faults, Foreign, World};
 use crate::engine::{
     Age, BooksEffect, BrokerEffect, Decides, Effect, End, Engine, Found, Input, Marked,
     MarkingEffect, Outcome, Refusal, ReplayEffect, Resolved, RowsEffect, SWEPT_AT_ONCE, ScanEffect,
-    Swept, Unmarked, Watermark,
+    Swept, Tail, Unmarked, Watermark,
 };
 
 const SEEDS: u64 = 20;
@@ -160,7 +160,10 @@ fn answer(effect: Effect) -> Option<Outcome> {
 /// What an engine asks for that has thousands of rows to mark, whose server falls silent, and whose
 /// stream is configured wrongly.
 fn asked_in_the_extreme() -> u64 {
-    let mut engine = World::new(0, CALM).relay.engine;
+    let mut world = World::new(0, CALM);
+    let id = world.mint();
+    let outgoing = world.outgoing(id);
+    let mut engine = world.relay.engine;
     let mut asked = 0;
     let mut turn = |engine: &mut Engine, now| {
         engine.turn(now);
@@ -178,9 +181,16 @@ fn asked_in_the_extreme() -> u64 {
         engine.tick(now, now);
         turn(&mut engine, now);
     }
-    let refusal = Refusal::Configuration("the stream is sealed".into());
-    engine.apply(Duration::from_secs(16), Input::Refused { epoch: 0, index: 0, refusal });
-    turn(&mut engine, Duration::from_secs(16));
+    engine.apply(Duration::from_secs(16), Input::Logged(outgoing));
+    for epoch in 0..2 {
+        let now = Duration::from_secs(17 + u64::from(epoch));
+        let index = engine.next_send().map_or(0, |it| it.index);
+        let refusal = Refusal::Configuration("the stream is sealed".into());
+        engine.apply(now, Input::Refused { epoch, index, refusal });
+        engine.apply(now + Duration::from_millis(100), Input::Tick);
+        engine.apply(now + Duration::from_millis(100), Input::Tail(Tail::ending_at(0)));
+        turn(&mut engine, now);
+    }
     asked
 }
 

@@ -79,11 +79,18 @@ impl World {
 
     pub(super) fn take_from(&mut self, connection: usize, honest: bool) {
         let Some(packet) = self.connections[connection].pop_front() else { return };
-        let (generation, answers) = match packet {
+        let heard = match &packet {
+            Packet::Message(message) => Some(message.clone()),
+            Packet::End { .. } => None,
+        };
+        let (generation, mut answers) = match packet {
             Packet::Message(message) if message.part.is_some() => self.take_part(&message, honest),
             Packet::Message(message) => self.take(&message, honest),
             Packet::End { generation, end } => self.end(generation, end),
         };
+        if let Some(heard) = heard.filter(|_| !honest) {
+            self.mix_in(&heard, &mut answers);
+        }
         for answer in answers {
             if honest || self.rng.random_bool(0.95) {
                 self.answers.push((generation, answer));

@@ -101,6 +101,9 @@ impl World {
         if foreign == Foreign::Never {
             assert_eq!(self.publishing().counts().foreign, 0, "its own messages are not its own");
         }
+        if !self.faults.strangers {
+            assert_eq!(self.publishing().counts().strangers, 0, "the broker is a stranger");
+        }
         // What is published from the table comes in the order of the rows.
         if !self.was_keyed && repeats == 0 && !blocking && !self.faults.waits {
             assert_eq!(stored, expected, "not in commit order");

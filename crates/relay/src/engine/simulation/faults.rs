@@ -52,6 +52,8 @@ pub(super) struct Faults {
     pub(super) emitted: bool,
     /// Somebody asks for replays.
     pub(super) replays: bool,
+    /// Others answer what they hear, too.
+    pub(super) strangers: bool,
     /// An index leads to rows by their transactions.
     pub(super) is_indexed: bool,
     /// The watermark is the only mark.

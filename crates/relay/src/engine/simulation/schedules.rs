@@ -30,6 +30,7 @@ pub(super) const CALM: Faults = Faults {
     unlogged: false,
     emitted: false,
     replays: false,
+    strangers: false,
     is_indexed: false,
     by_watermark: false,
     marks_waiting_max: usize::MAX,
@@ -352,4 +353,22 @@ fn a_purged_stream_costs_no_event_without_a_row() {
 #[test]
 fn a_lost_slot_costs_nothing_but_events_without_a_row() {
     run(Faults { emitted: true, slot_loss: true, dedup: false, ..ROUGH });
+}
+
+// proves: G-STRANGER-1
+#[test]
+fn answers_of_others_change_nothing() {
+    let strangers = Faults { strangers: true, ..CALM };
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        let strangers = Faults { mode, ..strangers };
+        run(strangers);
+        run(Faults { poison: true, failing: true, hidden: true, locks: true, ..strangers });
+        run(Faults { foreign: Foreign::Always, poison: true, ..strangers });
+        run(Faults { slot_loss: true, emitted: true, replays: true, ..strangers });
+    }
+    run(Faults { dedup: false, ..strangers });
+    run(Faults { fickle: true, ..strangers });
+    run(Faults { by_watermark: true, dedup: false, ..strangers });
+    // Also acknowledgements of what the stream lacks: it ends before them.
+    run(Faults { goes_back: true, dedup: false, ..strangers });
 }

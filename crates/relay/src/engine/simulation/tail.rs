@@ -13,6 +13,7 @@ impl World {
 
     pub(super) fn tail_of(&self, messages: Vec<TailMessage>) -> Tail {
         let mut tail = Tail::ending_at(self.stream.len() as u64);
+        tail.refuses_batches = self.refuses_batches;
         tail.add(SYSTEM, messages);
         tail
     }

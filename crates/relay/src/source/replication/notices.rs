@@ -56,6 +56,7 @@ impl Replication {
             | Notice::Parking { .. }
             | Notice::TryingAgain { .. }
             | Notice::NotReplayed { .. }
+            | Notice::Stranger { .. }
             | Notice::Stopping { .. }) => reporter.tell(notice),
         }
     }

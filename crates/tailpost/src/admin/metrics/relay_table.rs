@@ -131,6 +131,8 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
     counter("outbox_batches", "Batches of messages sent to the broker."): |it| it.batches_total,
     counter("outbox_resyncs", "Times the stream was asked for what it holds."):
         |it| it.resyncs_total,
+    counter("outbox_strangers", "Answers that were not the stream's, and were passed over."):
+        |it| it.strangers_total,
     counter("outbox_foreign", "Messages of other writers met in the stream."):
         |it| it.foreign_total,
     counter("outbox_ignored_messages",

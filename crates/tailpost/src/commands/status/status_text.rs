@@ -99,6 +99,14 @@ impl Lines {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
         }
         self.add_some("  waits", relay["waiting_for"].as_str());
+        if let (Some(count), Some(why)) =
+            (relay["strangers_total"].as_u64(), relay["stranger"].as_str())
+        {
+            self.add(
+                "  strangers",
+                format_args!("{count} answers that are not the stream's: {why}"),
+            );
+        }
         // An old error is no news.
         if let (true, Some(error)) = (waiting > 0 || role != "active", relay["last_error"].as_str())
         {

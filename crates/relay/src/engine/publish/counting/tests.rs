@@ -261,11 +261,14 @@ fn a_place_is_void_while_rows_of_a_scan_or_copies_take_sequences() {
 fn a_place_is_void_before_an_event_that_was_sent_is_parked() {
     let mut state = purged(10, 10);
     log(&mut state, &[1, 2]);
-    let index = state.next_send().map(|it| it.index).expect("the event");
-    let refusal = Refusal::Message("too large".into());
-    apply(&mut state, Input::Refused { epoch: 0, index, refusal });
+    for epoch in 0..2 {
+        let index = state.next_send().map(|it| it.index).expect("the event");
+        let refusal = Refusal::Message("too large".into());
+        apply(&mut state, Input::Refused { epoch, index, refusal });
+        state.apply(Duration::from_secs(1 + u64::from(epoch)), Input::Tick);
+        apply(&mut state, Input::Tail(Tail::ending_at(10)));
+    }
     assert!(state.voids_place(), "it may be stored all the same");
-    apply(&mut state, Input::Tail(Tail::ending_at(10)));
     assert!(!state.has_send(), "the place still has its sequence");
     write_without_sequence(&mut state);
     assert!(state.has_send());

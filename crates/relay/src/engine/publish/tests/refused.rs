@@ -1,0 +1,114 @@
+//! What is believed of what is said to be refused.
+
+use super::*;
+use crate::engine::Dead;
+
+fn refuse(state: &mut Publishing, index: u64, refusal: Refusal) {
+    let epoch = state.link.epoch();
+    state.apply(state.now, Input::Refused { epoch, index, refusal });
+}
+
+fn acknowledge(state: &mut Publishing, index: u64, seq: u64) {
+    let epoch = state.link.epoch();
+    state.apply(state.now, Input::Acked { epoch, index, seq, is_duplicate: false });
+}
+
+/// The stream is read, late enough, and is empty.
+fn lacks_all(state: &mut Publishing) {
+    state.apply(state.now + Duration::from_millis(100), Input::Tick);
+    reads_of_the_tail(state);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+}
+
+fn parked(state: &mut Publishing) -> Vec<Dead> {
+    let requests = std::iter::from_fn(|| state.next_request());
+    let parks = requests
+        .filter_map(|it| if let Request::Park { dead, .. } = it { Some(dead) } else { None });
+    parks.collect()
+}
+
+/// What the stream has, and what it lacks.
+#[test]
+fn a_message_is_refused_once_the_stream_lacks_it_twice() {
+    let mut state = fenced();
+    log(&mut state, 2);
+    for parked in [false, true] {
+        send_all(&mut state);
+        refuse(&mut state, 0, Refusal::Message("too large".into()));
+        lacks_all(&mut state);
+        let is_parked = matches!(state.next_request(), Some(Request::Park { .. }));
+        assert_eq!(is_parked, parked);
+    }
+    let say_sealed = |state: &mut Publishing| {
+        send_all(state);
+        refuse(state, 1, Refusal::Configuration("sealed".into()));
+    };
+    say_sealed(&mut state);
+    assert_eq!(reads_of_the_tail(&mut state), 1);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    say_sealed(&mut state);
+    assert_eq!(reads_of_the_tail(&mut state), 0, "the stream may still answer");
+    let epoch = state.link.epoch();
+    state.apply(state.now, Input::Acked { epoch, index: 1, seq: 1, is_duplicate: false });
+    assert_eq!((state.counts().strangers, state.counts().acked), (1, 1));
+    let request = state.next_request();
+    assert!(matches!(request, Some(Request::TellStranger(_))), "{request:?}");
+}
+
+/// One of the two is forged, whichever comes first.
+#[test]
+fn a_message_that_is_said_to_be_stored_and_refused_is_sought_in_the_stream() {
+    for refused_first in [true, false] {
+        let mut state = fenced();
+        log(&mut state, 1);
+        send_all(&mut state);
+        let refusal = || Refusal::Message("too large".into());
+        if refused_first {
+            refuse(&mut state, 0, refusal());
+            lacks_all(&mut state);
+            send_all(&mut state);
+            refuse(&mut state, 0, refusal());
+            acknowledge(&mut state, 0, 1);
+        } else {
+            acknowledge(&mut state, 0, 1);
+            refuse(&mut state, 0, refusal());
+        }
+        assert_eq!((state.counts().acked, state.counts().strangers), (1, 1));
+        lacks_all(&mut state); // the reading may have been begun before it was stored
+        assert_eq!(reads_of_the_tail(&mut state), 1, "refused first: {refused_first}");
+        state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+        let request = state.next_request();
+        assert!(matches!(request, Some(Request::StreamIsShorter)), "{request:?}");
+    }
+}
+
+#[test]
+fn what_is_refused_and_may_not_be_published_is_parked_once() {
+    let mut state = Publishing::new(Start { max_attempts: 1, ..start(Tail::ending_at(0)) });
+    log(&mut state, 1);
+    send_all(&mut state);
+    refuse(&mut state, 0, Refusal::Message("too large".into()));
+    lacks_all(&mut state);
+    send_all(&mut state);
+    refuse(&mut state, 0, Refusal::Message("too large".into()));
+    state.apply(state.now, Input::Denied { subject: "s".into(), reason: "no".into() });
+    assert_eq!(parked(&mut state).len(), 1);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    assert_eq!(parked(&mut state).len(), 0);
+}
+
+/// The broker refused it by a limit that the client learned of by that.
+#[test]
+fn a_dead_letter_says_what_the_broker_said() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    refuse(&mut state, 0, Refusal::Message("message size exceeds maximum (10054)".into()));
+    lacks_all(&mut state);
+    send_all(&mut state);
+    let refusal = Refusal::OverLimit("5000 bytes, and max_msg_size is 4096".into());
+    state.apply(state.now, Input::Unsendable { index: 0, refusal });
+    let parked = parked(&mut state);
+    assert_eq!(parked.len(), 1);
+    assert_eq!(parked[0].reason, "message size exceeds maximum (10054)");
+}

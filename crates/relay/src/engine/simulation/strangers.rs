@@ -1,0 +1,58 @@
+//! Others who hear a message, and answer it.
+
+use rand::RngExt;
+use rand::seq::IndexedRandom;
+
+use super::World;
+use super::broker::Flying;
+use crate::engine::{Input, Refusal};
+
+impl World {
+    /// Adds what others answer to a message, before or behind what the stream does.
+    pub(super) fn mix_in(&mut self, message: &Flying, answers: &mut Vec<Input>) {
+        if !self.faults.strangers || self.rng.random_bool(0.6) {
+            return;
+        }
+        for _ in 0..self.rng.random_range(1..3) {
+            let at = self.rng.random_range(0..=answers.len());
+            answers.insert(at, self.forged_answer(message));
+        }
+    }
+
+    fn forged_answer(&mut self, message: &Flying) -> Input {
+        let (_, epoch, index) = message.reply;
+        let seq = self.stream.len() as u64 + self.rng.random_range(2..9);
+        let is_fenced = message.expected.is_some();
+        let lacks = !self.ids_in_stream().any(|id| id == message.id);
+        if let (Some(expected), None, true, true) =
+            (message.expected, message.part, lacks, self.faults.goes_back)
+        {
+            return Input::Acked { epoch, index, seq: expected + 1, is_duplicate: false };
+        }
+        match (self.rng.random_range(0..4), message.part) {
+            (0, _) => Input::Stranger("another stream answers".into()),
+            (1, None) if is_fenced => Input::Acked { epoch, index, seq, is_duplicate: false },
+            (1, Some(part)) => Input::Ended { batch: part.batch, count: 0, seq },
+            (_, None) => Input::Refused { epoch, index, refusal: self.forged_refusal(message) },
+            (_, Some(part)) => {
+                let (batch, number) = (part.batch, part.number);
+                Input::Broken { batch, number, refusal: self.forged_refusal(message) }
+            }
+        }
+    }
+
+    /// What the stream lacks, and others say is refused for good, is refused.
+    fn forged_refusal(&mut self, message: &Flying) -> Refusal {
+        let said = || "so they say".to_owned();
+        let is_stored = self.ids_in_stream().any(|id| id == message.id);
+        let refusals = [
+            Refusal::ExpectedLastSequence,
+            Refusal::Outage(said()),
+            Refusal::Message(said()),
+            Refusal::Configuration(said()),
+            Refusal::NoBatches(said()),
+        ];
+        let count = if is_stored { refusals.len() } else { 2 };
+        refusals[..count].choose(&mut self.rng).cloned().unwrap_or(Refusal::ExpectedLastSequence)
+    }
+}
