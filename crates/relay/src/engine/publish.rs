@@ -307,10 +307,8 @@ impl Publishing {
         self.stream.stored(seq);
         self.link.answered(self.now);
         self.link.stored(entry.sent.at);
-        // The broker knew the id: the message was stored before this one was sent.
-        let found = seq <= entry.sent.after;
-        self.figures.counts.duplicates += u64::from(found);
-        self.note_stored(index, Some(seq), found);
+        self.figures.counts.duplicates += u64::from(is_duplicate);
+        self.note_stored(index, Some(seq), is_duplicate);
         self.batching.answered();
         if self.mode == Mode::Fenced {
             self.stream.settle();

@@ -72,12 +72,13 @@ fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
 /// The stream has come back without its end, and nobody has looked since.
 #[test]
 fn a_sequence_that_was_given_out_before_leads_to_a_reading_of_the_tail() {
-    for (is_duplicate, resyncs) in [(true, 0), (false, 1)] {
+    for (seq, is_duplicate, resyncs) in [(3, true, 0), (6, true, 0), (3, false, 1)] {
         let mut state = start_on(Tail::ending_at(5));
         log(&mut state, 1);
         send_all(&mut state);
-        state.apply(Duration::ZERO, Input::Acked { epoch: 0, index: 0, seq: 3, is_duplicate });
+        state.apply(Duration::ZERO, Input::Acked { epoch: 0, index: 0, seq, is_duplicate });
         assert_eq!(state.counts().resyncs, resyncs, "duplicate: {is_duplicate}");
+        assert_eq!(state.counts().duplicates, u64::from(is_duplicate), "sequence {seq}");
         assert_eq!(state.unresolved(), usize::from(!is_duplicate));
     }
 }
