@@ -1,0 +1,61 @@
+//! How a consumer is, and how far its events have their end.
+
+use std::time::Instant;
+
+use super::ConsumerEngine;
+use crate::engine::consumer_effect::Pause;
+use crate::{BreakerState, Handler, State, Status, Summary};
+
+impl ConsumerEngine {
+    /// How the consumer is; `paused` is [`Self::pause`] in words.
+    pub(crate) fn status(&self, paused: Option<String>) -> Status {
+        let state = match (self.is_stopping(), &paused) {
+            (true, _) => State::Stopping,
+            (false, Some(_)) => State::Paused,
+            (false, None) => State::Active,
+        };
+        Status {
+            state,
+            paused,
+            handler: self.handler(),
+            busy: self.lanes.busy(),
+            lanes: self.lanes.len(),
+            held: self.lanes.held(),
+            left: self.lanes.left(),
+            counts: self.counts,
+            ..Status::default()
+        }
+    }
+
+    /// The operator who keeps it from working, if nothing else does.
+    pub(crate) fn held_by(&self, now: Instant) -> Option<&str> {
+        match (self.hindrance(now), &self.surroundings.broker) {
+            (Some(Pause::Operator(by)), None) => Some(by),
+            _ => None,
+        }
+    }
+
+    fn handler(&self) -> Handler {
+        let breaker = match self.breaker.pause() {
+            None => BreakerState::Closed,
+            Some(_) if self.breaker.is_half_open() => BreakerState::HalfOpen,
+            Some(_) => BreakerState::Open,
+        };
+        let next_probe_at = self.next_probe_at.filter(|_| breaker == BreakerState::Open);
+        Handler { breaker, next_probe_at, opened: self.breaker.opened() }
+    }
+
+    /// Whether no event is held or left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lanes.len() == 0
+    }
+
+    /// Up to which message of the stream all that was delivered has its end.
+    pub(crate) fn ended(&self) -> u64 {
+        self.lanes.first().map_or(self.newest, |first| self.newest.min(first - 1))
+    }
+
+    pub(crate) fn counts(&self) -> Summary {
+        self.counts
+    }
+}
