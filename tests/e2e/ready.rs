@@ -3,6 +3,7 @@
 //!
 //! A fault is an entry of [`FAULTS`]: a function that breaks something and mends it, and what is told.
 
+mod what_ends;
 mod what_stops;
 
 use std::future::Future;

@@ -133,7 +133,7 @@ fn unfit() -> Vec<(Config, &'static str, &'static str)> {
             "set stream.name to a new stream",
         ),
         (Config { no_ack: true, ..fit() }, "no_ack", "nats stream edit OUTBOX --ack"),
-        (Config { sealed: true, ..fit() }, "sealed", "set stream.name to a new stream"),
+        (Config { sealed: true, ..fit() }, "sealed", "nats stream rm OUTBOX"),
         (
             Config { persist_mode: Some(PersistenceMode::Async), ..fit() },
             "persist_mode async",

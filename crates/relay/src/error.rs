@@ -215,7 +215,9 @@ impl Error {
                  written meanwhile are taken from the table"
                     .into(),
             ),
-            Self::Refused(_) => Some("see `tailpost status` and the stream's configuration".into()),
+            Self::Refused(_) => {
+                Some("`tailpost doctor` has the commands that mend the stream".into())
+            }
             Self::Sql { source, .. } if hides_rows(source) => Some(
                 "the relay has to see every row: `ALTER ROLE ... BYPASSRLS` for its role, or let \
                  it own the table, without FORCE ROW LEVEL SECURITY"
@@ -356,9 +358,9 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
 fn sqlstate_hint(code: &SqlState) -> Option<String> {
     let hint = match *code {
         SqlState::INSUFFICIENT_PRIVILEGE => {
-            "the relay's role needs REPLICATION, and SELECT, INSERT, UPDATE and DELETE on the \
-             outbox and its companions; `tailpost setup` needs to own them, and CREATE on the \
-             database and the schema"
+            "`tailpost doctor` has the GRANT that is missing: the relay's role needs REPLICATION, \
+             and SELECT, INSERT, UPDATE and DELETE on the outbox and its companions; `tailpost \
+             setup` needs to own them, and CREATE on the database and the schema"
         }
         SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::UNDEFINED_FUNCTION => {
             "run `tailpost setup` against this database"

@@ -158,11 +158,18 @@ type Check = (&'static str, bool, String, String);
 
 /// What would lose, duplicate or reorder events.
 fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
+    let name = &config.stream.name;
+    let renamed = "set stream.name to a new stream and run `tailpost setup`";
     let anew = |what: &str| {
         format!(
-            "{what} cannot be changed: set stream.name to a new stream and run `tailpost setup`"
+            "{what} cannot be changed: `nats stream edit {name} --subjects 'retired.{name}'`, {renamed}"
         )
     };
+    let removed = format!(
+        "a seal cannot be removed: once `nats stream backup {name} ./{name}.backup` has ended well, \
+         `nats stream rm {name}`, and `tailpost setup`; what consumers had not handled has to be \
+         restored from the backup"
+    );
     let fenced = config.mode == Mode::Fenced;
     let patterns = config.routing().patterns();
     let covered = |pattern: &&String| stream.subjects.iter().any(|it| covers(it, pattern));
@@ -181,8 +188,8 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
             "no_ack: the broker would never say what it stored".into(),
             edit(config, "--ack"),
         ),
-        ("seal", stream.sealed, "it is sealed and takes no more messages".into(), anew("a seal")),
-        ("mirror", stream.mirror.is_some(), "it is a mirror".into(), anew("a mirror's source")),
+        ("seal", stream.sealed, "it is sealed and takes no more messages".into(), removed),
+        ("mirror", stream.mirror.is_some(), "it is a mirror".into(), renamed.into()),
         (
             "counter",
             stream.allow_message_counter,
