@@ -104,7 +104,7 @@ pub use reporter::Reports;
 pub use rewind_slot::RewindStatus;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
-pub use sampler::{Sample, SlotSample};
+pub use sampler::{Refused, Sample, SlotSample};
 pub use shards::{Shard, Shards};
 pub use status::{BreakerState, DeadLetterCounts, HistoryStatus, Role, SlotStatus, Status};
 pub use upkeep::RetentionStatus;

@@ -35,6 +35,19 @@ pub struct Sample {
     pub replays: BTreeMap<String, u64>,
     /// The slot of each shard, by its number; of the only one as of 0.
     pub slots: BTreeMap<u32, SlotSample>,
+    /// Why the latest looks failed, if PostgreSQL refused them.
+    pub refused: Option<Refused>,
+}
+
+/// Looks that PostgreSQL refused, since the last one that it did not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// When that was, or the first of them if there is none.
+    pub since: Instant,
+    /// How many.
+    pub looks: u32,
+    /// Why the last one was.
+    pub why: String,
 }
 
 /// What the database says of a slot, whether a relay reads it or not.
@@ -68,11 +81,33 @@ pub async fn keep(
         match look(config, &mut stores, &mut oldest).await {
             Ok(sample) => _ = samples.send_replace(Some(sample)),
             Err(error) => {
-                debug!(error = describe(&error), "could not look at the backlog");
+                let why = why(&error, &stores).await;
+                debug!(error = why, "could not look at the backlog");
+                if error.code().is_some() && !error.is_cancelled() {
+                    samples.send_modify(|it| it.get_or_insert_default().is_refused(began, why));
+                }
                 stores.clear();
             }
         }
         sleep(every.max(EVERY_MIN).max(began.elapsed().saturating_mul(PAUSE_FACTOR))).await;
+    }
+}
+
+/// The error, and who holds a lock that all have to wait for.
+async fn why(error: &Error, stores: &[(Config, Store)]) -> String {
+    let why = describe(error);
+    let Some((_, store)) = stores.first().filter(|_| error.is_contention()) else { return why };
+    match store.exclusive_holder().await {
+        Ok(Some(holder)) => format!("{why}: {holder} has locked it"),
+        _ => why,
+    }
+}
+
+impl Sample {
+    fn is_refused(&mut self, began: Instant, why: String) {
+        let since = self.taken.unwrap_or(began);
+        let before = self.refused.take().unwrap_or(Refused { since, looks: 0, why: String::new() });
+        self.refused = Some(Refused { looks: before.looks + 1, why, ..before });
     }
 }
 

@@ -64,6 +64,7 @@ pub(super) const FAULTS: &[Fault] = &[
         consumer_paused,
         inbox("s none was delivered", "  pending      5", "", "TailpostConsumerStalled")
     ),
+    fault!(outbox_locked, relay("has locked it", "has locked it", "", "TailpostFiguresOld")),
     fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
 ];
 
@@ -189,6 +190,15 @@ async fn consumer_paused(scene: &mut Scene, phase: Phase) {
             let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
             stream.resume_consumer("billing").await.expect("resume it");
         }
+    }
+}
+
+async fn outbox_locked(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.hold("BEGIN; LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE").await;
+        }
+        Phase::Mend => scene.holder = None,
     }
 }
 

@@ -25,11 +25,25 @@ use crate::routing::Destination;
 /// report incomplete, and the report says why.
 pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     let store = Store::patient(config, "tailpost status").await?;
+    store.be_asked().await?;
+    match Box::pin(look(config, &store)).await {
+        Err(error) if error.is_contention() => {
+            let holder = store.exclusive_holder().await?.ok_or(error)?;
+            let table = config.table.quoted();
+            let problem = format!("table {table} cannot be read: {holder} has locked it");
+            let fix = "wait for the end of its transaction, or end it".into();
+            Err(Error::Unusable { problem, fix })
+        }
+        looked => looked,
+    }
+}
+
+async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
     store.check_tables().await?;
     let (shards, backlog) = shards_with_backlogs(config).await?;
-    let outbox = outbox(config, &store, backlog).await?;
+    let outbox = outbox(config, store, backlog).await?;
     let retention = store.retention_row().await?;
-    let (partitions, warning) = partitions(&store).await?;
+    let (partitions, warning) = partitions(store).await?;
     let mut report = StatusReport { outbox, retention, partitions, ..Default::default() };
     report.warnings.extend(warning);
     if let Err(Error::Unusable { problem, fix }) = store.check_shards(config).await {
@@ -43,8 +57,8 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         }
     };
     for (config, unpublished) in shards {
-        let mut slot = slot(&config, &store).await?;
-        let rewind = rewind(&config, &store).await?;
+        let mut slot = slot(&config, store).await?;
+        let rewind = rewind(&config, store).await?;
         warn_of_rewind(&config, rewind.as_ref(), &mut report.warnings);
         if let Some(slot) = &mut slot {
             slot.rewind = rewind;
@@ -53,7 +67,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
         if let Some(nats) = &nats {
             match stream(&config, nats).await {
                 Ok(stream) => {
-                    let lost = lost(&config, &store).await?;
+                    let lost = lost(&config, store).await?;
                     warn_of_lost(&config, lost.as_ref(), &mut report.warnings);
                     told = Some(StreamReport { lost, ..stream });
                 }
@@ -66,7 +80,7 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             report.incomplete = Some(Error::NotSetUp { missing });
         }
         warn_of_slot(&config, slot.as_ref(), &mut report);
-        if let Some(what) = standby_slots::held_back(&store, &config.slot).await? {
+        if let Some(what) = standby_slots::held_back(store, &config.slot).await? {
             report.warnings.push(format!("PostgreSQL holds events back {what}"));
         }
         match config.shard() {
@@ -97,6 +111,7 @@ async fn shards_with_backlogs(config: &Config) -> Result<(Vec<(Config, u64)>, Ba
     let mut shards = Vec::new();
     for config in config.each_shard() {
         let store = Store::patient(&config, "tailpost status").await?;
+        store.be_asked().await?;
         let Backlog { rows, oldest_seconds, .. } = store.backlog(&config.slot).await?;
         all.rows += rows;
         all.oldest_seconds = all.oldest_seconds.into_iter().chain(oldest_seconds).reduce(f64::max);

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use outbox::checks::Scope;
 use outbox::waiting::Waiting;
 use relay::waiting::EventState;
-use relay::{Config, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
+use relay::{Config, Refused, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
@@ -92,8 +92,9 @@ impl Engine for Relay {
     fn readiness(&self, details: bool) -> (bool, String) {
         let sample = self.sample.borrow().clone().unwrap_or_default();
         let of = |it: &Watched| {
-            let slot = sample.slots.get(&it.shard.unwrap_or(0));
-            (it.shard, Readiness::of(&it.status.borrow(), slot, details))
+            let (slot, status) = (sample.slots.get(&it.shard.unwrap_or(0)), it.status.borrow());
+            let readiness = Readiness::of(&status, slot, details);
+            (it.shard, readiness.unless(|| unread(&status, sample.refused.as_ref()?, details)))
         };
         let all: Vec<_> = self.watched.iter().map(of).collect();
         let ready = all.iter().all(|(_, it)| it.ready);
@@ -252,6 +253,15 @@ impl Readiness {
         };
         Self { ready: reason.is_none(), role: status.role, reason }
     }
+
+    /// An active relay that is ready is not if there is a reason.
+    fn unless(self, reason: impl FnOnce() -> Option<String>) -> Self {
+        let judged = self.ready && self.role == Role::Active;
+        match judged.then(reason).flatten() {
+            Some(reason) => Self { ready: false, reason: Some(reason), ..self },
+            None => self,
+        }
+    }
 }
 
 /// Whether each of several shards does its job.
@@ -298,6 +308,18 @@ fn unpublished(status: &Status, slot: &SlotSample, details: bool) -> Option<Stri
     let cause = cause.or_else(|| status.last_error.clone()).filter(|_| details);
     let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
     Some(format!("{rows} rows are not published, and for {seconds} s none was{cause}"))
+}
+
+/// Whether rows wait cannot be known, and none gets out. One look may fail on a busy machine.
+fn unread(status: &Status, refused: &Refused, details: bool) -> Option<String> {
+    let resolved = status.last_resolved.map_or(Duration::MAX, |at| at.elapsed());
+    let since = refused.since.elapsed();
+    if refused.looks < 2 || since.min(resolved) < PROGRESS_TIMEOUT {
+        return None;
+    }
+    let why = Some(&refused.why).filter(|_| details).map(|it| format!(": {it}"));
+    let (seconds, why) = (since.as_secs(), why.unwrap_or_default());
+    Some(format!("the outbox table cannot be read for {seconds} s{why}"))
 }
 
 fn is_stalled(status: &Status) -> bool {
@@ -383,6 +405,20 @@ mod tests {
         assert!(ready(29) && !ready(31), "events do not come from the table");
         let busy = Status { last_resolved: Some(Instant::now()), ..idle };
         assert_eq!(reason(&busy, 3600, true), None, "others are published");
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_read_is_red_unless_events_get_out() {
+        let idle = active(Some(Duration::ZERO));
+        let told = |status: &Status, seconds, looks| {
+            let since = Instant::now().checked_sub(Duration::from_secs(seconds)).expect("a boot");
+            unread(status, &Refused { since, looks, why: "locked".into() }, true)
+        };
+        assert_eq!((told(&idle, 29, 9), told(&idle, 31, 1)), (None, None));
+        let reason = "the outbox table cannot be read for 31 s: locked";
+        assert_eq!(told(&idle, 31, 2).as_deref(), Some(reason));
+        let busy = Status { last_resolved: Some(Instant::now()), ..idle };
+        assert_eq!(told(&busy, 3600, 99), None);
     }
 
     #[test]

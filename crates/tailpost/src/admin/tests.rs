@@ -25,7 +25,15 @@ fn sampled() -> watch::Receiver<Option<Sample>> {
     let slots = [(0, slot)].into();
     let oldest_unpublished = Duration::from_secs(40);
     let taken = Instant::now().checked_sub(Duration::from_secs(400));
-    watch::channel(Some(Sample { taken, unpublished: 2, oldest_unpublished, replays, slots })).1
+    watch::channel(Some(Sample {
+        taken,
+        unpublished: 2,
+        oldest_unpublished,
+        replays,
+        slots,
+        refused: None,
+    }))
+    .1
 }
 
 /// A rewind slot that keeps a little.

@@ -31,6 +31,21 @@ impl Store {
         self.batch_execute(COUNTING, sql).await
     }
 
+    /// For an operator who waits for the answer: a lock is named.
+    pub(crate) async fn be_asked(&self) -> Result<(), Error> {
+        self.batch_execute(COUNTING, "SET lock_timeout = '5s'").await
+    }
+
+    /// Who has locked the outbox against reading, if anybody has.
+    pub(crate) async fn exclusive_holder(&self) -> Result<Option<String>, Error> {
+        let sql = "SELECT concat('process ', pid, ' (' || nullif(application_name, '') || ')')
+            FROM pg_locks JOIN pg_stat_activity USING (pid)
+            WHERE relation = to_regclass($1) AND granted AND mode = 'AccessExclusiveLock'";
+        let rows =
+            self.query("look who has locked the outbox", sql, &[&self.table.quoted()]).await?;
+        Ok(rows.first().map(|row| row.get(0)))
+    }
+
     /// When the slot was created, when the stream had lost messages, as far as it is known, and how
     /// many of these nobody has answered for.
     pub(crate) async fn slot_times(

@@ -77,7 +77,7 @@ impl Collector for StatusCollector {
         let slot = |it: &Watched| Some((it.labels(), slots?.get(&it.shard.unwrap_or(0))?.clone()));
         sink.table(SLOTS, &self.watched.iter().filter_map(slot).collect::<Vec<_>>())?;
         let taken = sample.as_ref().and_then(|it| it.taken).unwrap_or(self.started);
-        sink.table(SAMPLED, &only(sample))?;
+        sink.table(SAMPLED, &only(sample.filter(|it| it.taken.is_some())))?;
         let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
         sink.table(LETTERS, &only(counted.map(|(count, oldest)| Letters(count, oldest))))?;
         sink.table(RETENTION, &only(Some(self.retention.borrow().clone())))?;
