@@ -5,9 +5,6 @@ use std::path::{Path, PathBuf};
 
 use super::{read, root};
 
-/// How each server is reached: two folders say so in a file of this name.
-const CONNECT: (&str, &str) = ("crates/relay", "connect");
-
 /// Which modules a module imports; a module is a path such as `chaos::stage`, the root is empty.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
@@ -232,7 +229,6 @@ fn a_file_name_stands_once_in_a_crate() {
             named.entry((name_of(&crate_root), base)).or_default().push(module);
         }
     }
-    named
-        .retain(|(of, base), modules| modules.len() > 1 && (of.as_str(), base.as_str()) != CONNECT);
+    named.retain(|_, modules| modules.len() > 1);
     assert!(named.is_empty(), "give these names of their own: {named:#?}");
 }

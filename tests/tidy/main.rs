@@ -86,17 +86,25 @@ fn nothing_is_left_for_later() {
     }
 }
 
-/// The binary knows the lab, the lab the engines, the engines the contract; nobody knows the binary.
+/// The binary knows the lab, the lab the engines, the engines how to reach the servers, all the
+/// contract; nobody knows the binary.
 #[test]
 fn dependencies_point_one_way() {
     for (package, allowed) in [
         ("tailpost-pgoutput", &[][..]),
         ("tailpost-outbox", &[]),
-        ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput"]),
-        ("tailpost-inbox", &["tailpost-outbox"]),
+        ("tailpost-servers", &["tailpost-outbox"]),
+        ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput", "tailpost-servers"]),
+        ("tailpost-inbox", &["tailpost-outbox", "tailpost-servers"]),
         (
             "tailpost-lab",
-            &["tailpost-inbox", "tailpost-outbox", "tailpost-pgoutput", "tailpost-relay"],
+            &[
+                "tailpost-inbox",
+                "tailpost-outbox",
+                "tailpost-pgoutput",
+                "tailpost-relay",
+                "tailpost-servers",
+            ],
         ),
         (
             "tailpost",
@@ -106,6 +114,7 @@ fn dependencies_point_one_way() {
                 "tailpost-outbox",
                 "tailpost-pgoutput",
                 "tailpost-relay",
+                "tailpost-servers",
             ],
         ),
     ] {

@@ -36,7 +36,7 @@ impl Config {
             lease: Duration::from_secs(30),
             max_attempts: 5,
             ack_wait: Duration::from_secs(30),
-            backoff: Backoff::default(),
+            backoff: crate::engine::backoff::EVENT,
             schema: "public".to_owned(),
             retention: None,
             decisions_retention: None,

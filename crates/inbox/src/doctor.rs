@@ -5,7 +5,6 @@ mod consumer_rules;
 
 use std::time::Duration;
 
-use async_nats::jetstream;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
@@ -151,10 +150,7 @@ async fn read_consumer(
     nats: &async_nats::Client,
     config: &Config,
 ) -> Result<(Option<StreamFacts>, Option<consumer::Info>), Error> {
-    let stream = match jetstream::with_prefix(nats.clone(), outbox::jetstream_api::prefix())
-        .get_stream(&config.stream)
-        .await
-    {
+    let stream = match servers::jetstream_of(nats).get_stream(&config.stream).await {
         Ok(stream) => stream,
         Err(error) if is_missing(&error) => return Ok((None, None)),
         Err(error) => return Err(Error::jetstream("look up the stream")(error)),

@@ -4,7 +4,7 @@
 #![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
 
 mod assertions;
-mod backoff;
+pub(crate) mod backoff;
 mod breaker;
 mod capacity;
 mod consumer_effect;

@@ -42,7 +42,6 @@ mod identifier;
 pub mod jetstream_api;
 mod malformed;
 pub mod migrations;
-pub mod nats_version;
 pub mod spans;
 mod table;
 pub mod waiting;

@@ -33,7 +33,7 @@
 
 mod assertions;
 mod backfill;
-mod backoff;
+pub(crate) mod backoff;
 mod breaker;
 mod checkpoint;
 mod claim_engine;
@@ -69,7 +69,6 @@ use pgoutput::Lsn;
 
 use self::backfill::ScanNotice;
 pub(crate) use self::backfill::{Backfill, ScanRanges};
-pub(crate) use self::backoff::Backoff;
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
 pub(crate) use self::decides::{Decides, Figures};

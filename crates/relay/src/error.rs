@@ -2,15 +2,13 @@
 
 use tokio_postgres::error::SqlState;
 
-use crate::connect_error;
-
 /// Why a session of the relay, or a set-up step, ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A connection could not be made.
     #[error(transparent)]
-    Connect(#[from] connect_error::Error),
+    Connect(#[from] servers::Error),
     /// A statement failed.
     #[error("could not {doing}")]
     Sql {

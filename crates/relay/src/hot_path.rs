@@ -22,9 +22,10 @@ use tokio::task::unconstrained;
 use uuid::Uuid;
 
 use crate::engine::{Input, Limits, Mode, Part, Publishing, Start, Tail};
-use crate::nats::{self, History, NatsLink, Publisher};
+use crate::nats::{self, History, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;
+use servers::NatsLink;
 
 /// Allocations of one event among many. Lower it when it falls; do not raise it without a reason.
 const ALLOCATIONS_MAX: f64 = 22.1;

@@ -33,7 +33,6 @@
 //! snapshot divides the table anew.
 
 mod config;
-mod connect_error;
 mod engine;
 mod error;
 #[cfg(test)]
@@ -50,31 +49,14 @@ pub mod rewind_slot;
 mod routing;
 mod run;
 pub mod sampler;
-mod secret;
 mod session;
 mod shards;
 mod source;
 mod standby;
 mod status;
-mod tls;
 pub mod upkeep;
 pub mod verify;
 pub mod waiting;
-
-/// How the relay reaches its two servers.
-///
-/// A *target* is everything needed to open a connection: address, credentials, TLS. Targets are
-/// parsed and checked once, at start-up; connecting may then fail only for reasons outside the
-/// configuration. Neither `Debug` nor `Display` of a target shows a secret.
-pub mod connect {
-    pub use crate::connect_error::{Error, Renewed};
-    pub use crate::nats::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
-    pub use crate::postgres::{
-        ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode,
-    };
-    pub use crate::secret::{SecretCommand, SecretSource};
-    pub use crate::tls::{https_config, install_crypto_provider};
-}
 
 /// For `fuzz/`, which is outside of this crate: reads any answer of a broker.
 #[cfg(fuzzing)]
@@ -87,7 +69,6 @@ pub use config::{
     Config, MarkBy, MarkConfig, Mode, OnPark, PollConfig, RetentionConfig, RewindConfig,
     ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
-pub use connect::{NatsTarget, PostgresTarget, jetstream_of};
 pub use error::Error;
 pub use latency::{Latency, NativeBuckets};
 pub use operate::{

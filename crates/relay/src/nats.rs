@@ -1,7 +1,6 @@
 //! The NATS side: publishing, answers, the stream's tail, and whether the stream fits.
 
 mod broker_failover;
-mod connect;
 pub(crate) mod direct_get;
 mod error_codes;
 mod limits;
@@ -15,7 +14,6 @@ mod stream_tail;
 pub(crate) mod whole_stream;
 
 pub(crate) use broker_failover::{has_ended, leave_server};
-pub use connect::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
 #[cfg(test)]
 pub(crate) use limits::Limits;
 pub(crate) use permission_violations::unless_denied;

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use crate::config::{Config, Mode, RewindConfig};
 use crate::describe;
-use crate::engine::Backoff;
+use crate::engine::backoff;
 use crate::error::Error;
 use crate::postgres::sql::{ADVANCING, RewindReading};
 use crate::postgres::{Store, answered};
@@ -107,7 +107,7 @@ fn next(retain: Option<u64>, reading: &RewindReading, unmoved: u32) -> Step {
         (Some(_), None) if !reading.has_source => Step::Rest,
         (Some(_), None) => match reading.lost_for {
             Some(seconds) => {
-                let pause = Backoff::REWIND.after(reading.losses.saturating_sub(1));
+                let pause = backoff::REWIND.after(reading.losses.saturating_sub(1));
                 match seconds >= pause.as_secs_f64() {
                     true => Step::Make("PostgreSQL had no room for its log"),
                     false => Step::Rest,

@@ -11,15 +11,16 @@ use tracing::warn;
 
 use crate::config::{Config, Mode};
 use crate::describe;
-use crate::engine::Backoff;
+use crate::engine::backoff;
 use crate::error::Error;
-use crate::nats::{NatsLink, has_ended, leave_server};
+use crate::nats::{has_ended, leave_server};
 use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
 use crate::source::{Ended, Polling, Replication, Source};
 use crate::standby;
 use crate::status::Role;
+use servers::NatsLink;
 
 /// A session that lasted longer was a success.
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);
@@ -102,7 +103,8 @@ pub async fn run(
             failures = 0;
         }
         failures += 1;
-        let backoff = if error.is_renewable() { Backoff::RENEWAL } else { Backoff::SESSION };
+        let backoff =
+            if error.is_renewable() { servers::Backoff::RENEWAL } else { backoff::SESSION };
         let pause = backoff.after(failures);
         // It would never connect again.
         client = client.filter(|(client, _)| !has_ended(client));

@@ -23,9 +23,10 @@ pub(crate) use self::replication::Replication;
 use crate::config::Config;
 use crate::engine::{self, Decides, Input};
 use crate::error::Error;
-use crate::nats::{Answers, NatsLink, Publisher, TailReader};
+use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::Opening;
 use crate::reporter::Reporter;
+use servers::NatsLink;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
 const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged, or was made anew";

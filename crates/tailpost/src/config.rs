@@ -19,11 +19,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use relay::connect::{NatsAccess, PostgresTls, SecretCommand, SecretSource};
 use relay::{
-    Config, MarkConfig, Mode, NatsTarget, OnPark, PollConfig, PostgresTarget, RetentionConfig,
-    ScanConfig, Shards, StreamConfig, WalConfig, WindowLimits,
+    Config, MarkConfig, Mode, OnPark, PollConfig, RetentionConfig, ScanConfig, Shards,
+    StreamConfig, WalConfig, WindowLimits,
 };
+use servers::{NatsAccess, NatsTarget, PostgresTarget, PostgresTls, SecretCommand, SecretSource};
 
 pub(crate) use admin_settings::{AdminSettings, ProxySettings, Role, TokenFile};
 pub(crate) use error::{Error, Origin};
@@ -279,9 +279,9 @@ impl Settings {
     }
 
     /// Adds where the setting came from to an error that names one.
-    fn blame(&self, fallback: &str, source: relay::connect::Error) -> Error {
+    fn blame(&self, fallback: &str, source: servers::Error) -> Error {
         let origin = match &source {
-            relay::connect::Error::Invalid { setting, .. } => self.origins.get(*setting),
+            servers::Error::Invalid { setting, .. } => self.origins.get(*setting),
             _ => None,
         };
         let origin = origin.or_else(|| self.origins.get(fallback)).cloned();

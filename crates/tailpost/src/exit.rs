@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use relay::connect;
 use tokio_postgres::error::SqlState;
 
 use crate::config;
@@ -56,7 +55,7 @@ fn told(cause: &(dyn std::error::Error + 'static)) -> (Option<Kind>, Option<Stri
         (inbox_kind(it), it.hint().map(Into::into))
     } else if let Some(it) = cause.downcast_ref::<ClientError>() {
         (Some(client_kind(it)), it.hint())
-    } else if let Some(it) = cause.downcast_ref::<connect::Error>() {
+    } else if let Some(it) = cause.downcast_ref::<servers::Error>() {
         (Some(connect_kind(it)), it.hint())
     } else {
         (None, None)
@@ -114,7 +113,7 @@ fn client_kind(error: &ClientError) -> Kind {
     }
 }
 
-fn connect_kind(error: &connect::Error) -> Kind {
+fn connect_kind(error: &servers::Error) -> Kind {
     if error.is_configuration() {
         Kind::BadConfiguration
     } else if error.is_transient() && !error.is_refusal() {
@@ -151,27 +150,27 @@ mod tests {
         kind(&error.into()) as u8
     }
 
-    fn unreachable_nats() -> connect::Error {
-        connect::Error::Nats {
+    fn unreachable_nats() -> servers::Error {
+        servers::Error::Nats {
             target: "nats://localhost:4222".into(),
             source: async_nats::ConnectError::with_source(
                 async_nats::ConnectErrorKind::Io,
                 "connection refused",
             ),
-            renewed: connect::Renewed::default(),
+            renewed: servers::Renewed::default(),
         }
     }
 
     #[test]
     fn kinds_of_errors_have_their_codes() {
-        let invalid = "nats://".parse::<relay::NatsTarget>().expect_err("no host");
+        let invalid = "nats://".parse::<servers::NatsTarget>().expect_err("no host");
         assert_eq!(code_of(invalid), 78);
         assert_eq!(code_of(unreachable_nats()), 5);
         assert_eq!(code_of(anyhow::anyhow!("anything else")), 1);
-        let refused = connect::Error::Nats {
+        let refused = servers::Error::Nats {
             target: "nats://localhost:4222".into(),
             source: async_nats::ConnectErrorKind::AuthorizationViolation.into(),
-            renewed: connect::Renewed { login: Some("nats.creds"), ..connect::Renewed::default() },
+            renewed: servers::Renewed { login: Some("nats.creds"), ..servers::Renewed::default() },
         };
         assert_eq!(code_of(refused), 4);
         assert_eq!(code_of(relay::Error::from(unreachable_nats())), 5);

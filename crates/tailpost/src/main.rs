@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: cli::Cli) -> anyhow::Result<()> {
-    relay::connect::install_crypto_provider();
+    servers::install_crypto_provider();
     let load = || config::Settings::load(&cli.sources());
     let (settings, verbosity) = match cli.command {
         #[cfg(feature = "lab")]

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use inbox::Connection;
 use inbox::explain::ConsumerStory;
 use outbox::Table;
+use relay::Config;
 use relay::explain::Explanation;
-use relay::{Config, PostgresTarget};
 use serde::Serialize;
+use servers::PostgresTarget;
 use uuid::Uuid;
 
 use crate::refusal::Refusal;

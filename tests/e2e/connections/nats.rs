@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab::{Nats, NatsOptions, Proxy};
-use relay::NatsTarget;
-use relay::connect::NatsAccess;
+use servers::NatsAccess;
+use servers::NatsTarget;
 
 use super::certificates::{Certificates, Pair};
 
@@ -28,7 +28,7 @@ async fn enter(servers: &str, access: NatsAccess) -> Result<()> {
     client.flush().await.context("flush")
 }
 
-async fn refusal(servers: &str, access: NatsAccess) -> relay::connect::Error {
+async fn refusal(servers: &str, access: NatsAccess) -> servers::Error {
     let target = NatsTarget::new(servers, access).expect("a valid target");
     target.connect("test").await.map(drop).expect_err(servers)
 }

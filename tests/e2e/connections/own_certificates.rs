@@ -1,8 +1,8 @@
 //! Self-signed certificates that say that they are an authority's, as PostgreSQL's manual makes them.
 
 use lab::{NatsOptions, PostgresOptions};
-use relay::connect::{Error, NatsAccess};
-use relay::{NatsTarget, PostgresTarget};
+use servers::{Error, NatsAccess};
+use servers::{NatsTarget, PostgresTarget};
 use support::{TestEnv, TestEnvOptions};
 
 use super::certificates::{Certificates, Pair};

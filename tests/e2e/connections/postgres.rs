@@ -1,7 +1,7 @@
 use anyhow::{Context, Result};
 use lab::{Postgres, PostgresOptions};
 use pgwire_replication::ReplicationClient;
-use relay::PostgresTarget;
+use servers::PostgresTarget;
 
 use super::certificates::{Certificates, Pair};
 
@@ -74,7 +74,7 @@ async fn enter(dsn: &str) -> Result<(String, bool)> {
 }
 
 /// The refusal of the SQL connection.
-async fn refusal(dsn: &str) -> relay::connect::Error {
+async fn refusal(dsn: &str) -> servers::Error {
     let target: PostgresTarget = dsn.parse().expect("a valid target");
     target.connect("test").await.map(drop).expect_err(dsn)
 }

@@ -301,7 +301,7 @@ async fn drop_in_shop(clinic: &mut Clinic) {
 /// Another program that has the slot's name. It goes when it is told to.
 async fn read_by_somebody(clinic: &mut Clinic) {
     let url = format!("{}?application_name=intruder", clinic.owner);
-    let target: relay::PostgresTarget = url.parse().expect("valid");
+    let target: servers::PostgresTarget = url.parse().expect("valid");
     let config = target.replication_config("tailpost", "tailpost").await.expect("valid");
     let mut client = ReplicationClient::connect(config).await.expect("connect");
     let is_read = "SELECT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";

@@ -1,7 +1,7 @@
 //! The password of PostgreSQL, in a file and from a program.
 
 use lab::NatsOptions;
-use relay::PostgresTarget;
+use servers::PostgresTarget;
 use support::TestEnv;
 
 use super::{Running, Secrets, database, make_tables, set_up};

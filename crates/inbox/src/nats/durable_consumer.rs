@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::jetstream;
-use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer::{
     self, AckPolicy, DeliverPolicy, FromConsumer, Info, ReplayPolicy, pull,
 };
@@ -14,8 +12,9 @@ use async_nats::jetstream::stream::{
     self, ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy,
     Stream,
 };
+use async_nats::jetstream::{self, ErrorCode};
 use jiff::Timestamp;
-use outbox::{jetstream_api, wire};
+use outbox::wire;
 use serde::Serialize;
 use tracing::info;
 
@@ -42,9 +41,7 @@ pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
 const ACK_PENDING_UNCHOSEN: i64 = 1_000;
 
 pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
-    let stream = jetstream::with_prefix(nats.clone(), jetstream_api::prefix())
-        .get_stream(&config.stream)
-        .await;
+    let stream = servers::jetstream_of(nats).get_stream(&config.stream).await;
     stream.map_err(Error::jetstream("look up the stream"))
 }
 

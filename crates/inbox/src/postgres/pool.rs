@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::Error;
 use crate::connection::Connect;
-use crate::engine::Backoff;
+use crate::engine::backoff;
 use crate::postgres::scope::Scope;
 use crate::postgres::store::Store;
 
@@ -119,7 +119,7 @@ impl Pool {
     async fn probe(&self) -> Result<Store, Error> {
         let _probe = self.probe.lock().await;
         let failures = self.outage().failures;
-        sleep(Backoff::DATABASE.after(failures)).await;
+        sleep(backoff::DATABASE.after(failures)).await;
         self.open().await
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::StreamConfig;
-use crate::connect_error::Error;
+use servers::error::Error;
 
 /// How long rows are kept that nobody needs any more. `None` means forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

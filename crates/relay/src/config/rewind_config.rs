@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::connect_error::Error;
+use servers::error::Error;
 
 /// How much of its log PostgreSQL keeps for replays. A slot of its own trails behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

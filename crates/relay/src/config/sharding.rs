@@ -3,10 +3,10 @@
 use outbox::wire::{SubjectTemplate, subjects_overlap};
 
 use super::{Config, MarkBy, Mode, StreamConfig};
-use crate::connect_error::Error;
-use crate::postgres::check_name;
 use crate::routing::{Destination, Route};
 use crate::shards::{Shard, Shards};
+use servers::check_name;
+use servers::error::Error;
 
 /// What the number stands in place of in `stream.subjects`.
 const PLACEHOLDER: &str = "{shard}";

@@ -1,7 +1,7 @@
 //! PostgreSQL's log: how much of it the slot may keep, and what is taken from it.
 
 use super::{Config, Mode};
-use crate::connect_error::Error;
+use servers::error::Error;
 
 /// The log that the server keeps for the slot while the broker takes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rand::rngs::Xoshiro256PlusPlus as Rng;
 use rand::{RngExt, SeedableRng};
 
-use crate::engine::backoff::Backoff;
+use crate::engine::backoff;
 use crate::status::BreakerState;
 
 /// A failure after this much peace may be an accident: it is tried again at once.
@@ -53,7 +53,7 @@ impl Breaker {
             self.failures = 1;
             return;
         }
-        let bound = Backoff::BROKER.after(self.failures.max(1));
+        let bound = backoff::BROKER.after(self.failures.max(1));
         self.failures += 1;
         self.until = now + bound.mul_f64(self.random.random_range(0.0..=1.0));
         self.opened += u64::from(self.state == BreakerState::Closed);
@@ -142,7 +142,7 @@ mod tests {
             }
         }
         for (failures, (longest, shortest)) in (1..).zip(longest.into_iter().zip(shortest)) {
-            let bound = Backoff::BROKER.after(failures);
+            let bound = backoff::BROKER.after(failures);
             assert!(longest <= bound && longest > bound.mul_f64(0.95));
             assert!(shortest < bound.mul_f64(0.05), "no jitter");
         }

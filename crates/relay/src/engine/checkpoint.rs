@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use crate::engine::backoff::Backoff;
+use crate::engine::backoff;
 
 /// So much log is kept for knowing how far the stream had got, where that cannot be said of now.
 const KEPT_BYTES: u64 = 64 << 20;
@@ -104,7 +104,7 @@ impl Checkpoint {
         }
         let matters = events != self.resolved || beyond > self.next_to_nothing_bytes;
         let idle = if matters { 0 } else { self.idle };
-        let pause = Backoff::CHECKPOINT.after(idle.saturating_add(1));
+        let pause = backoff::CHECKPOINT.after(idle.saturating_add(1));
         if self.written_at.is_some_and(|at| now.saturating_sub(at) < pause) {
             return false;
         }

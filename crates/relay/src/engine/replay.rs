@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::backoff::Backoff;
+use super::backoff;
 use super::effect::{Effect, Effects, ReplayEffect};
 use super::messages::{Input, Resolved};
 use super::notice::Notice;
@@ -354,7 +354,7 @@ impl Run {
         let failures = self.reading.failures.unwrap_or_default();
         let (failures, pause, why) = match why {
             ReplayUnread::Waits(why) => (failures, LOOK_EVERY, why),
-            ReplayUnread::Failed(why) => (failures + 1, Backoff::REPLAY.after(failures + 1), why),
+            ReplayUnread::Failed(why) => (failures + 1, backoff::REPLAY.after(failures + 1), why),
             ReplayUnread::Lasting(why) => (TRIES_MAX, LOOK_EVERY, why),
         };
         self.reading.failures = Some(failures);

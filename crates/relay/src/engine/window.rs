@@ -9,7 +9,7 @@ use outbox::wire::{Position, replayed_id};
 use pgoutput::Lsn;
 use uuid::Uuid;
 
-use crate::engine::backoff::Backoff;
+use crate::engine::backoff;
 use crate::status::DeadLetterReason;
 
 /// How much may be unresolved at a time. Both are reached softly: one event may overshoot bytes.
@@ -109,7 +109,7 @@ impl Tried {
     pub(crate) fn from_row(attempts: Option<i32>, due_seconds: Option<f64>) -> Self {
         let attempts = attempts.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);
         let pause = Duration::try_from_secs_f64(due_seconds.unwrap_or(0.0).max(0.0));
-        Self { attempts, pause: pause.unwrap_or_default().min(Backoff::EVENT.max) }
+        Self { attempts, pause: pause.unwrap_or_default().min(backoff::EVENT.max) }
     }
 }
 

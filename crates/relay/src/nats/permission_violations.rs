@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 use crate::engine::Input;
 use crate::error::Error;
-use crate::nats::NatsLink;
+use servers::NatsLink;
 
 /// How the server words it; the subject follows in quotes.
 const DENIED: &str = "Permissions Violation for Publish to \"";

@@ -21,7 +21,7 @@ use super::reply_subject::Replies;
 use super::stream_check::check_server;
 use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
-use crate::nats::NatsLink;
+use servers::NatsLink;
 
 /// Answers taken at a time, so that sending and reading get their turns.
 const ANSWERS_AT_ONCE: usize = 512;

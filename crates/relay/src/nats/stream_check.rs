@@ -8,8 +8,9 @@ use async_nats::jetstream::stream::{
     Stream as Found,
 };
 use bytes::Bytes;
+use outbox::wire;
 use outbox::wire::header;
-use outbox::{nats_version, wire};
+use servers::nats_version;
 use tracing::warn;
 
 use super::{TailReader, direct_get};
@@ -302,7 +303,7 @@ fn covers(subjects: &str, pattern: &str) -> bool {
 
 /// A stream; `None` if there is none of that name.
 pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
-    let error = match super::connect::jetstream_of(client).get_stream(name).await {
+    let error = match servers::jetstream_of(client).get_stream(name).await {
         Ok(stream) => return Ok(Some(stream)),
         Err(error) => error,
     };

@@ -84,7 +84,7 @@ pub(crate) struct WayBack {
 
 impl TailReader {
     pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
-        let (name, jetstream) = (stream.to_owned(), super::connect::jetstream_of(client));
+        let (name, jetstream) = (stream.to_owned(), servers::jetstream_of(client));
         let limits = Arc::new(watch::Sender::new(Limits::default()));
         let replaced = Arc::new(Notify::new());
         let (client, created) = (client.clone(), Arc::default());

@@ -63,7 +63,7 @@ impl WholeStream {
         name: &str,
         has_consumer: bool,
     ) -> Result<Self, Error> {
-        let stream = super::connect::jetstream_of(client).get_stream_no_info(name).await;
+        let stream = servers::jetstream_of(client).get_stream_no_info(name).await;
         let stream = stream.map_err(Error::jetstream("address the stream"))?;
         Ok(Self { client: client.clone(), stream, name: name.to_owned(), has_consumer })
     }

@@ -13,7 +13,8 @@ use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
 use crate::nats::stream_check;
-use crate::nats::{NatsLink, unless_denied};
+use crate::nats::unless_denied;
+use servers::NatsLink;
 
 /// How long listing the consumers may take: less than a request over HTTP may.
 const LISTING_MAX: Duration = Duration::from_secs(2);

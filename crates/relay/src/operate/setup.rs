@@ -8,10 +8,10 @@ use async_nats::jetstream::context::{Context, CreateStreamError, CreateStreamErr
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::{Config as Stream, DiscardPolicy, StorageType};
 use outbox::migrations::{self, Layout};
-use outbox::nats_version::takes_batches;
 use outbox::wire::subject_matches;
 use serde::Serialize;
 use serde_json::Value;
+use servers::nats_version::takes_batches;
 use tokio_postgres::error::SqlState;
 
 use super::partitioning::{ahead, begin, convert};
@@ -153,7 +153,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
         let what = format!("marks of what slot {} published, which is gone", slot.name);
         steps.push(SetupStep { what, created: true });
     }
-    let context = crate::nats::jetstream_of(&client);
+    let context = servers::jetstream_of(&client);
     let left = store.publications_of_other_shards(config).await?;
     let left = left.iter().map(|it| {
         format!("publication {it} is of another number of shards: run `DROP PUBLICATION {it}`")

@@ -12,7 +12,8 @@ use tracing::warn;
 
 use super::columns::{self, Types};
 use super::opening::Opening;
-use super::pool::Session;
+use servers::Session;
+
 use crate::error::Error;
 
 /// Has rows come as they are stored until the transaction ends. In UTF-8 that is no difference.

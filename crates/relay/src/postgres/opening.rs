@@ -12,10 +12,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::PostgresTarget;
 use crate::config::Config;
-use crate::connect_error;
 use crate::error::Error;
+use servers::PostgresTarget;
 
 /// How long a step may take before somebody looks, and how long between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -169,7 +168,7 @@ impl Opening {
         match timeout(target.connect_timeout() + LOOK_MAX, looked).await.unwrap_or(late) {
             Ok(look) => look,
             // The server answers: it has no connection left, for instance.
-            Err(Error::Connect(connect_error::Error::Postgres { source, .. }))
+            Err(Error::Connect(servers::Error::Postgres { source, .. }))
                 if source.code().is_some() =>
             {
                 Look::Unknown

@@ -7,14 +7,12 @@ use pgwire_replication::{
 };
 use tokio_postgres::error::SqlState;
 
-use super::PostgresTarget;
 use super::answered::{ANSWER_MAX, answered};
 use super::connection::Bound;
 use super::tunnel;
 use crate::config::Config;
-use crate::connect_error;
 use crate::error::{Error, sqlstate};
-use crate::tls;
+use servers::{PostgresTarget, tls};
 
 /// A client that is closed when it is dropped: left to itself, its task goes on for as long as the
 /// server is silent.
@@ -148,11 +146,11 @@ fn refused_error(source: PgWireError, target: &PostgresTarget, doing: &'static s
     }
     let renewed = target.renewed();
     let is_refused = sqlstate(&source).is_some_and(|it| it.code().starts_with("28"));
-    let is_about_rules = connect_error::is_about_rules(&source.to_string());
+    let is_about_rules = servers::error::is_about_rules(&source.to_string());
     if !is_refused || is_about_rules || renewed.login.is_none() {
         return Error::Replication { doing, source };
     }
-    connect_error::Error::Replication { target: target.to_string(), source, renewed }.into()
+    servers::Error::Replication { target: target.to_string(), source, renewed }.into()
 }
 
 /// The code has many meanings, and the names of settings are the same in each language.

@@ -27,9 +27,10 @@ use crate::engine::{
     ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
 };
 use crate::error::Error;
-use crate::nats::{self, History, NatsLink, Publisher, TailReader};
+use crate::nats::{self, History, Publisher, TailReader};
 use crate::postgres::{Encoding, Opening, Rows, Store, sql};
 use crate::reporter::Reporter;
+use servers::NatsLink;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
 const NODES_MAX: usize = 32;

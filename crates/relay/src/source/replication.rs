@@ -30,10 +30,11 @@ use super::{Ended, Job, Opened, Source};
 use crate::config::Config;
 use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
 use crate::error::Error;
-use crate::nats::{NatsLink, TailReader};
+use crate::nats::TailReader;
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
 use crate::postgres::{self, Opening, answered};
 use crate::reporter::Reporter;
+use servers::NatsLink;
 
 /// How long the last thing that a stop writes may take.
 const LAST_POSITION_MAX: Duration = Duration::from_secs(5);

@@ -40,7 +40,7 @@ pub(super) async fn check_retention(
     nats: &async_nats::Client,
 ) -> anyhow::Result<()> {
     let Some(keep) = settings.inbox_retention() else { return Ok(()) };
-    let context = relay::jetstream_of(nats);
+    let context = servers::jetstream_of(nats);
     for Consumer { name, stream, lease, .. } in settings.consumers()? {
         let Ok(found) = context.get_stream(&stream).await else { continue };
         let max_age = Some(found.cached_info().config.max_age).filter(|it| !it.is_zero());

@@ -69,7 +69,7 @@ impl Error {
     }
 
     /// A value that the relay does not accept, although its form is right.
-    pub(super) fn refused(origin: Option<Origin>, source: relay::connect::Error) -> Self {
+    pub(super) fn refused(origin: Option<Origin>, source: servers::Error) -> Self {
         Self::about(origin, source.to_string()).with_hint(source.hint())
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use outbox::Column;
-use relay::connect::{SecretCommand, SslMode};
 use relay::{MarkBy, Mode, OnPark};
+use servers::{SecretCommand, SslMode};
 
 use super::admin_settings::{header, networks, role, token_files};
 use super::error::{Error, Origin};

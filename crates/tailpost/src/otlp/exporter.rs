@@ -66,7 +66,7 @@ impl Exporter {
         let mut http = HttpConnector::new();
         http.enforce_http(false); // The TLS connector around it decides.
         let client = if url.scheme_str() == Some("https") {
-            let tls = relay::connect::https_config(None, None)?;
+            let tls = servers::https_config(None, None)?;
             let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
             client(https.enable_http1().wrap_connector(http))
         } else {

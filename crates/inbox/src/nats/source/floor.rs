@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::engine::Backoff;
+use crate::engine::backoff;
 
 /// Up to where the broker has every acknowledgement.
 pub(super) struct Floor {
@@ -23,7 +23,7 @@ impl Floor {
         if self.seq != seq {
             *self = Self::new(seq);
         }
-        let is_stuck = self.since.elapsed() >= Backoff::FLOOR.after(self.looks);
+        let is_stuck = self.since.elapsed() >= backoff::FLOOR.after(self.looks);
         if is_stuck {
             *self = Self { looks: self.looks.saturating_add(1), ..Self::new(seq) };
         }

@@ -9,7 +9,7 @@ use tracing::span;
 
 use super::*;
 use crate::config::Config;
-use crate::engine::{Backoff, ConsumerStart, Full, Item, Load, Notice, Term};
+use crate::engine::{ConsumerStart, Full, Item, Load, Notice, Term};
 use crate::feed;
 use crate::postgres::pool::Pool;
 use crate::postgres::scope::Scope;
@@ -152,7 +152,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         held_max: 16,
         unacked_max: None,
         ack_wait: Duration::from_secs(30),
-        backoff: Backoff::default(),
+        backoff: crate::engine::backoff::EVENT,
         counts: Summary::default(),
     };
     Session {

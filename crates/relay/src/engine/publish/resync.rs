@@ -9,10 +9,10 @@ use uuid::Uuid;
 use super::Publishing;
 use super::link::{Link, Reading};
 use super::stream_end::StreamEnd;
-use crate::engine::backoff::Backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{Entry, Stage};
+use servers::Backoff;
 
 /// Resyncs with foreign messages in the stream after which fenced mode is left, where messages have
 /// ids.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{Entry, Publishing, Refusal};
-use crate::engine::backoff::Backoff;
+use crate::engine::backoff;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::window::{Origin, Stage, Tried};
 use crate::status::DeadLetterReason;
@@ -125,7 +125,7 @@ impl Publishing {
             return;
         }
         let attempts = entry.attempts;
-        let pause = Backoff::EVENT.after(attempts);
+        let pause = backoff::EVENT.after(attempts);
         let (id, has_row) = (entry.outgoing.event.id, entry.origin != Origin::Emitted);
         self.wait_until(index, self.now + pause);
         self.figures.counts.deferred += 1;

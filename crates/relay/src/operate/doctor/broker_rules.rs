@@ -1,8 +1,8 @@
 //! What the broker has to be like.
 
 use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
-use outbox::nats_version;
 use outbox::wire::subject_matches;
+use servers::nats_version;
 
 use super::facts::{Seen, Subjects};
 use super::read_broker::{USER_INFO, api};

@@ -112,7 +112,7 @@ async fn aggregate_id(config: &Config) -> Result<String, Error> {
 
 async fn consumers(client: &Client, stream: &str, subject: &str) -> Result<Vec<String>, Error> {
     let doing = "list the consumers of the stream";
-    let stream = crate::nats::jetstream_of(client).get_stream(stream).await;
+    let stream = servers::jetstream_of(client).get_stream(stream).await;
     let stream = stream.map_err(Error::jetstream(doing))?;
     let mut listed = stream.consumers();
     let mut found = Vec::new();

@@ -12,7 +12,8 @@ use super::facts::{Failure, Known, Role, Server};
 use crate::config::{Config, Mode};
 use crate::error::Error;
 use crate::postgres::connection::{Bound, Connection};
-use crate::postgres::{Replication, Session, standby_slots};
+use crate::postgres::{Replication, standby_slots};
+use servers::Session;
 
 /// How long one statement may take, here and on the server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

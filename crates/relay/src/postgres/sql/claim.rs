@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::mark::{NOT_MARKED, not_owed};
 use super::{Rows, ScannedRow, Store};
-use crate::engine::Backoff;
+use crate::engine::backoff;
 use crate::error::Error;
 use crate::postgres::rows::scanned_columns;
 
@@ -64,7 +64,7 @@ impl Rows {
              )
              SELECT id FROM oldest JOIN locked USING (key) ORDER BY seq LIMIT {limit}",
             key = aggregate_key(&self.0.table),
-            pause_max = Backoff::EVENT.max.as_secs_f64(),
+            pause_max = backoff::EVENT.max.as_secs_f64(),
             not_owed = not_owed(&self.0.table),
         );
         let rows = self.0.query(DOING, &sql, &[]).await?;

@@ -22,11 +22,12 @@ use crate::engine::{
     beyond_the_log,
 };
 use crate::error::Error;
-use crate::nats::{self, History, NatsLink, Publisher, TailReader, WAY_BACK_MAX, WayBack};
+use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, StateRow};
 use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
+use servers::NatsLink;
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";

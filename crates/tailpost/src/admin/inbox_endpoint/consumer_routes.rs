@@ -11,8 +11,8 @@ use inbox::{
 };
 use outbox::Table;
 use outbox::dead_letters::{Actor, AuditEntry};
-use relay::PostgresTarget;
 use serde::Serialize;
+use servers::PostgresTarget;
 use tracing::info;
 
 use crate::admin::access::Caller;

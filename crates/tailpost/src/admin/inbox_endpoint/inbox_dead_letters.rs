@@ -8,7 +8,7 @@ use axum::response::Response;
 use inbox::{Connection, DeadLetter, DeadLetters, LetterPlace};
 use outbox::Table;
 use outbox::dead_letters::Action;
-use relay::PostgresTarget;
+use servers::PostgresTarget;
 use tracing::info;
 use uuid::Uuid;
 

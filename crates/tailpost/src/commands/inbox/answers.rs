@@ -8,7 +8,7 @@ use inbox::Connection;
 use inbox::waiting::{EffectState, answer};
 use outbox::Table;
 use outbox::waiting::Waiting;
-use relay::PostgresTarget;
+use servers::PostgresTarget;
 use tracing::warn;
 
 use crate::admin::WaitingOf;

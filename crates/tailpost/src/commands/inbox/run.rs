@@ -7,8 +7,8 @@ use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Inbox, Leased, State, Status, Summary};
 use outbox::checks::Scope;
 use outbox::waiting::Waiting;
-use relay::connect::https_config;
-use relay::{NatsTarget, PostgresTarget};
+use servers::https_config;
+use servers::{NatsTarget, PostgresTarget};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -215,7 +215,7 @@ fn inbox(
 }
 
 /// With what helps where somebody has to do something: the inbox waits, and has nothing else to say.
-fn with_hint(error: relay::connect::Error) -> inbox::BoxError {
+fn with_hint(error: servers::Error) -> inbox::BoxError {
     match error.hint().filter(|_| error.is_refusal()) {
         Some(hint) => format!("{} ({hint})", crate::exit::chain(&error.into())).into(),
         None => error.into(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::consumer::{Info, PullConsumer};
 use inbox::{Backlog, Connection, DeadLetters, Status, Summary, Upkept};
 use jiff::Timestamp;
-use relay::PostgresTarget;
+use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -71,7 +71,7 @@ impl Sampler {
 
     async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
         let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
-        let context = relay::jetstream_of(&self.nats);
+        let context = servers::jetstream_of(&self.nats);
         // A broker that is away leaves the database's figures as fresh as they are.
         let asked = self.consumers.iter().map(|(name, stream, may_take)| {
             let found = backlogs.iter().find(|it| it.consumer == *name).cloned();

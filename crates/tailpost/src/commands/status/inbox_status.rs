@@ -93,7 +93,7 @@ async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyh
             return Ok(());
         }
     };
-    let context = relay::jetstream_of(&client);
+    let context = servers::jetstream_of(&client);
     for report in reports {
         let found = context.get_consumer_from_stream(&report.name, &report.stream).await;
         let found: Result<jetstream::consumer::PullConsumer, _> = found;

@@ -55,7 +55,7 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
     let stream = configured.map_or_else(|| settings.stream.name.clone(), |it| it.stream);
     let client = settings.nats_target()?.connect("tailpost wait").await?;
     let records = Records::of(consumer, &stream, settings, client.clone()).await?;
-    let context = relay::jetstream_of(&client);
+    let context = servers::jetstream_of(&client);
     let looking = || format!("look for the consumer {consumer} of the stream {stream}");
     let last = context.get_stream(&stream).await.with_context(looking)?;
     let last = last.cached_info().state.last_sequence;

@@ -19,8 +19,8 @@ use tracing::{debug, info, warn};
 use url::Url;
 
 use self::credentials::{Credentials, choose_credentials};
-use crate::connect_error::{Error, Renewed, renew};
-use crate::engine::Backoff;
+use crate::Backoff;
+use crate::error::{Error, Renewed, renew};
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity};
 
@@ -253,7 +253,7 @@ impl NatsTarget {
     }
 
     /// What the subjects of answers begin with.
-    pub(crate) fn inbox_prefix(&self) -> &str {
+    pub fn inbox_prefix(&self) -> &str {
         &self.inbox_prefix
     }
 

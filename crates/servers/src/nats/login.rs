@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::credentials::is_nkey_seed;
 use super::{Again, Credentials};
-use crate::connect_error::Error;
+use crate::error::Error;
 use crate::secret;
 
 /// Options that log in with `credentials`. Files are read at each attempt to connect, so that who

@@ -1,3 +1,5 @@
+//! What goes wrong before a connection works, and what helps.
+
 use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
@@ -113,11 +115,12 @@ pub struct Renewed {
 }
 
 impl Error {
-    pub(crate) fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
+    /// A `setting` that cannot work, for a `reason` that repeats no secret.
+    pub fn invalid(setting: &'static str, reason: impl Into<String>) -> Self {
         Self::Invalid { setting, reason: reason.into() }
     }
 
-    pub(super) fn file(
+    pub(crate) fn file(
         role: &'static str,
         path: impl Into<PathBuf>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
@@ -270,7 +273,7 @@ fn is_about_login(refusal: &DbError, renewed: Renewed) -> bool {
 
 /// Whether the server has no rule that lets the client try, or one that rejects it, whatever it would
 /// show. The file's name stands in the message in every language.
-pub(crate) fn is_about_rules(message: &str) -> bool {
+pub fn is_about_rules(message: &str) -> bool {
     message.contains("pg_hba.conf")
 }
 

@@ -9,8 +9,8 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::{BYTES_MAX, only_line};
-use crate::connect_error::Error;
-use crate::engine::Backoff;
+use crate::Backoff;
+use crate::error::Error;
 
 /// How long the program may take. Those who open connections wait for 10 s, the inbox for instance.
 pub(super) const RUN_MAX: Duration = Duration::from_secs(8);

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt;
 use tracing::warn;
 
 pub use self::command::SecretCommand;
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// PostgreSQL takes no longer password. Tokens of clouds have 1 to 4 KiB.
 const BYTES_MAX: usize = 64 * 1024;

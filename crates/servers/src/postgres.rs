@@ -1,3 +1,12 @@
+//! Connections to PostgreSQL.
+
+mod connection_task;
+mod dsn;
+mod parsed;
+mod password;
+mod pool;
+mod session_settings;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,12 +18,13 @@ use tokio_postgres::config::Host;
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+pub use self::connection_task::ConnectionTask;
+use self::dsn::Dsn;
 use self::parsed::CONNECT_TIMEOUT;
-use super::connection_task::ConnectionTask;
-use super::dsn::Dsn;
-use super::pool::{Pool, PoolLimits, Session};
-use super::session_settings::{self, HasSessions, Look};
-use crate::connect_error::Error;
+use self::pool::Pool;
+pub use self::pool::{PoolLimits, Session};
+use self::session_settings::{HasSessions, Look};
+use crate::error::Error;
 use crate::secret::SecretSource;
 use crate::tls::install_crypto_provider;
 use crate::tls::{self, Identity, Verification};
@@ -264,7 +274,7 @@ impl PostgresTarget {
     }
 
     /// How the server is verified.
-    pub(super) fn tls(&self) -> Result<rustls::ClientConfig, Error> {
+    pub fn tls(&self) -> Result<rustls::ClientConfig, Error> {
         let verification = match self.sslmode {
             SslMode::VerifyFull => Verification::Full,
             SslMode::VerifyCa => Verification::Chain,
@@ -278,7 +288,7 @@ impl PostgresTarget {
     }
 
     /// What a replication connection begins with.
-    pub(super) fn walsender_settings(&self) -> String {
+    pub fn walsender_settings(&self) -> String {
         session_settings::of_walsender(self.options())
     }
 
@@ -379,17 +389,17 @@ impl PostgresTarget {
     }
 
     /// The role that logs in.
-    pub(crate) fn user(&self) -> &str {
+    pub fn user(&self) -> &str {
         self.user_and_dbname().0
     }
 
     /// What the replication connection is called in `pg_stat_activity`.
-    pub(crate) fn replication_name(&self) -> &str {
+    pub fn replication_name(&self) -> &str {
         self.config.get_application_name().unwrap_or(DEFAULT_APPLICATION_NAME)
     }
 
     /// The host's name, or the folder of its socket.
-    pub(crate) fn host_name(&self) -> String {
+    pub fn host_name(&self) -> String {
         match self.host() {
             Host::Tcp(name) => name,
             Host::Unix(dir) => dir.display().to_string(),
@@ -423,7 +433,7 @@ impl PostgresTarget {
 }
 
 /// Checks the name of a slot or publication: `[a-z0-9_]`, 1 to 63 characters.
-pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), Error> {
+pub fn check_name(setting: &'static str, name: &str) -> Result<(), Error> {
     let allowed = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_';
     if (1..=63).contains(&name.len()) && name.bytes().all(allowed) {
         return Ok(());
@@ -461,7 +471,5 @@ impl fmt::Debug for PostgresTarget {
     }
 }
 
-mod parsed;
-mod password;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host, SslNegotiation};
 
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// Time allowed for opening a connection, TLS and authentication included.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use percent_encoding::percent_decode_str;
 
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// A connection string without the TLS options, and those options.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What the server is shown that may be another one for the next connection.
 
 use super::PostgresTarget;
-use crate::connect_error::{CERTIFICATE, Error, Renewed};
+use crate::error::{CERTIFICATE, Error, Renewed};
 use crate::secret::SecretSource;
 
 /// The setting that a source stands for.
@@ -22,7 +22,7 @@ impl PostgresTarget {
     }
 
     /// What is read anew for each connection.
-    pub(crate) fn renewed(&self) -> Renewed {
+    pub fn renewed(&self) -> Renewed {
         let of_certificate = self.identity.as_ref().map(|_| CERTIFICATE);
         Renewed {
             login: self.password.as_ref().map(setting).or(of_certificate),

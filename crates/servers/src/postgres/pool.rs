@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::Client;
 
 use super::connection_task::ConnectionTask;
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// How long the server may take to say that an idle connection still works.
 const PING_MAX: Duration = Duration::from_secs(1);
@@ -178,12 +178,12 @@ impl Connected {
 
 impl Session {
     /// One that is closed in the end.
-    pub(crate) fn own((client, task): (Client, ConnectionTask)) -> Self {
+    pub fn own((client, task): (Client, ConnectionTask)) -> Self {
         Self::of(Connected::new(client, task), None)
     }
 
     /// Whether others use it afterwards, and whoever has it may leave before it has answered.
-    pub(crate) fn is_pooled(&self) -> bool {
+    pub fn is_pooled(&self) -> bool {
         self.home.is_some()
     }
 

@@ -16,7 +16,7 @@ use rustls::{
     SignatureScheme,
 };
 
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// Makes ring the process-wide provider of cryptography.
 ///
@@ -212,7 +212,7 @@ impl Verifier {
 
 /// Whether a certificate is refused because it says that it is an authority's. The library tells this
 /// only in words.
-pub(super) fn is_authority(error: &impl Debug) -> bool {
+pub fn is_authority(error: &impl Debug) -> bool {
     format!("{error:?}").contains("CaUsedAsEndEntity")
 }
 
@@ -332,7 +332,7 @@ q6Mz6qMjVg==
         let source = std::io::Error::other(verified.expect_err("it has no names"));
         let source =
             async_nats::ConnectError::with_source(async_nats::ConnectErrorKind::Tls, source);
-        let renewed = crate::connect_error::Renewed::default();
+        let renewed = crate::error::Renewed::default();
         let hint = Error::Nats { target: "tls://localhost".into(), source, renewed }.hint();
         assert!(hint.is_some_and(|it| it.contains("X.509 version 1")));
     }

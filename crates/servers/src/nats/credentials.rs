@@ -2,7 +2,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::{NatsAccess, invalid};
-use crate::connect_error::Error;
+use crate::error::Error;
 
 /// What a server is shown.
 #[derive(Clone, PartialEq, Eq)]
