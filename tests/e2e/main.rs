@@ -39,6 +39,7 @@ mod late_marks;
 mod layout;
 mod limits;
 mod locks;
+mod log_gone_back;
 mod marking;
 mod marks_refused;
 mod not_logged;

@@ -11,9 +11,9 @@ const LINES: [(&str, usize); 7] = [
     ("lab", 6398),
     ("outbox", 2347),
     ("pgoutput", 481),
-    ("relay", 29196),
+    ("relay", 29229),
     ("servers", 2233),
-    ("tailpost", 12807),
+    ("tailpost", 12812),
 ];
 
 /// Settings of the configuration file.

@@ -99,6 +99,11 @@ impl Reporter {
         self.role(Role::Active);
     }
 
+    /// Told until the process ends: whoever operates it has to look.
+    pub(crate) fn went_back(&mut self, why: Option<String>) {
+        self.status.database_went_back = why.or(self.status.database_went_back.take());
+    }
+
     pub(crate) fn role(&mut self, role: Role) {
         self.status.role = role;
         if role != Role::Active {

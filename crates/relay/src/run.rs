@@ -194,6 +194,7 @@ async fn session<S: Source>(
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };
+    reporter.went_back(opened.went_back.clone());
     reporter.begin(opened.source.timeline(), opened.unfenced.clone(), opened.restores);
     Box::pin(Session::new(opened).run(stop, reporter)).await
 }

@@ -65,6 +65,8 @@ pub(crate) struct Opened<S: Source> {
     pub(crate) unfenced: Option<String>,
     /// Rows whose messages the stream has lost are to be published again.
     pub(crate) restores: bool,
+    /// The stream has events of a log that the database has not, with their places.
+    pub(crate) went_back: Option<String>,
 }
 
 /// Brings events, and does what its engine says.

@@ -114,6 +114,9 @@ pub struct Status {
     pub history: HistoryStatus,
     /// Rows whose messages the stream has lost are being published again.
     pub restores: bool,
+    /// The database went back, as the latest session that saw it says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub database_went_back: Option<String>,
     /// What the relay waits for before it can begin, and for whom, once that takes seconds.
     pub waiting_for: Option<String>,
     /// PostgreSQL sends nothing, because it waits for that.

@@ -101,8 +101,18 @@ impl Source for Polling {
             free: vec![Arc::new(sql::Rows::of(store).await?)],
             history: HistoryWatch::new(),
         };
-        let (unfenced, restores) = (None, false);
-        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced, restores })
+        let (unfenced, restores, went_back) = (None, false, None);
+        Ok(Opened {
+            source,
+            engine,
+            publisher,
+            answers,
+            tail,
+            started,
+            unfenced,
+            restores,
+            went_back,
+        })
     }
 
     fn timeline(&self) -> Option<u32> {

@@ -71,6 +71,9 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
         let unread = std::mem::take(&mut outbox.unread);
         let role = relay.as_ref().and_then(idle_role);
         outbox.warnings.extend(unread.iter().map(|slot| unread_text(slot, role)));
+        let of = relay.iter().flat_map(shards);
+        let went_back = of.filter_map(|it| it["database_went_back"].as_str());
+        outbox.warnings.extend(went_back.map(str::to_owned));
     }
     let unknown = |of| trouble.as_ref().filter(|it| it.of == of).map(|it| exit::chain(&it.source));
     let mut report = Report {
@@ -95,10 +98,13 @@ fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
     LacksRights { of, needs: "SELECT", source }
 }
 
+fn shards(relay: &Value) -> &[Value] {
+    relay["shards"].as_array().map_or(std::slice::from_ref(relay), Vec::as_slice)
+}
+
 /// What a relay does that does not read its slot.
 fn idle_role(relay: &Value) -> Option<&str> {
-    let shards = relay["shards"].as_array().map_or(std::slice::from_ref(relay), Vec::as_slice);
-    shards.iter().filter_map(|it| it["role"].as_str()).find(|it| *it != "active")
+    shards(relay).iter().filter_map(|it| it["role"].as_str()).find(|it| *it != "active")
 }
 
 fn unread_text(slot: &str, role: Option<&str>) -> String {

@@ -63,7 +63,7 @@ async fn publishing(
     dead: HashSet<Uuid>,
     store: &Store,
     (resolved, rules): (Option<ResolvedPlace>, i64),
-) -> Result<Publishing, Error> {
+) -> Result<(Publishing, Option<String>), Error> {
     let resolved_before = way.resolved_before;
     let log_end = store.log_end().await?;
     let (tail, is_whole) = reader.all_back_to(way).await?;
@@ -72,15 +72,16 @@ async fn publishing(
     if written.needs_end(&tail) {
         written.before = store.mark_the_end().await?;
     }
-    if let Some(position) = beyond_the_log(&tail, log_end) {
-        warn!(
-            slot = config.slot,
-            stream = config.stream.name,
-            %position,
-            %log_end,
-            "the database went back, by a restore or a failover: the stream has events that committed \
-             behind the end of its log. Their rows may be gone; `tailpost verify` names them"
-        );
+    let stream = &config.stream.name;
+    let went_back = beyond_the_log(&tail, log_end).map(|position| {
+        format!(
+            "the database went back, by a restore or a failover: stream {stream} has events up to \
+             {position}, and the log ended at {log_end}. Their rows may be gone; `tailpost verify` \
+             names them"
+        )
+    });
+    if let Some(why) = &went_back {
+        warn!(slot = config.slot, "{why}");
     }
     info!(
         slot = config.slot,
@@ -91,7 +92,8 @@ async fn publishing(
         "the slot is ours"
     );
     let start = start(config, mode, tail);
-    Ok(Publishing::new(Start { resolved_before, log_end, written, dead, tried, ..start }))
+    let start = Start { resolved_before, log_end, written, dead, tried, ..start };
+    Ok((Publishing::new(start), went_back))
 }
 
 /// Of a session that brings nothing of the log.
@@ -319,6 +321,7 @@ impl Awaited {
             checkpoint: Checkpoint::new(Lsn::ZERO, config.shards.count()),
             unfenced,
             restores: false,
+            went_back: None,
         })
     }
 }
@@ -360,7 +363,8 @@ impl Streaming {
         // Events from there on may be lost, and come again.
         let resolved = state.resolved.filter(|_| !lost.now);
         let resolved = (resolved, slot.rules);
-        let publishing = publishing(config, mode, way, &tail, dead, &store, resolved).await?;
+        let (publishing, went_back) =
+            publishing(config, mode, way, &tail, dead, &store, resolved).await?;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
         let checkpoint = Checkpoint::new(written, config.shards.count());
         Ok(Known {
@@ -374,6 +378,7 @@ impl Streaming {
             checkpoint,
             unfenced,
             restores,
+            went_back,
         })
     }
 }
@@ -390,6 +395,7 @@ struct Known {
     checkpoint: Checkpoint,
     unfenced: Option<String>,
     restores: bool,
+    went_back: Option<String>,
 }
 
 impl Known {
@@ -401,7 +407,7 @@ impl Known {
         once: bool,
     ) -> Result<Opened<Replication>, Error> {
         let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, .. } = self;
-        let (unfenced, restores) = (self.unfenced, self.restores);
+        let (unfenced, restores, went_back) = (self.unfenced, self.restores, self.went_back);
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
         let has_ids = !config.needs_fence();
@@ -439,7 +445,17 @@ impl Known {
             history: HistoryWatch::new(),
         };
         let started = Instant::now();
-        Ok(Opened { source, engine, publisher, answers, tail, started, unfenced, restores })
+        Ok(Opened {
+            source,
+            engine,
+            publisher,
+            answers,
+            tail,
+            started,
+            unfenced,
+            restores,
+            went_back,
+        })
     }
 }
 
