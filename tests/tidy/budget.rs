@@ -11,7 +11,7 @@ const LINES: [(&str, usize); 7] = [
     ("lab", 6398),
     ("outbox", 2347),
     ("pgoutput", 481),
-    ("relay", 29229),
+    ("relay", 29234),
     ("servers", 2233),
     ("tailpost", 12812),
 ];

@@ -139,11 +139,17 @@ impl Publishing {
     /// The stream was read: what is refused, and was not found there, is refused.
     pub(super) fn judge_refusals(&mut self, refuses_batches: bool) {
         let (mut outage, mut is_batch) = (None, false);
+        let mut unresolved = self.window.iter_unresolved();
+        let first = unresolved.find(|(_, it)| it.stage == Stage::Waiting).map(|(index, _)| index);
+        drop(unresolved);
         for (index, mut it) in std::mem::take(&mut self.refusals.said) {
             if self.window.get(index).is_none_or(|it| it.stage != Stage::Waiting) {
                 continue; // it was given up, or put off, for another reason
             }
-            if it.said_at.take().is_some() {
+            // Behind a message that the fence refuses all are lacking.
+            let is_its_own = self.mode == Mode::Keyed || first == Some(index);
+            let had_time = |at| it.lacked == 0 || self.now.saturating_sub(at) >= OTHER_ANSWER_MAX;
+            if it.said_at.take().is_some_and(had_time) && is_its_own {
                 it.lacked += 1;
             }
             let why = why(&it.refusal).to_owned();

@@ -35,7 +35,8 @@ impl World {
             (1, Some(part)) => Input::Ended { batch: part.batch, count: 0, seq },
             (_, None) => Input::Refused { epoch, index, refusal: self.forged_refusal(message) },
             (_, Some(part)) => {
-                let (batch, number) = (part.batch, part.number);
+                // Of one that will follow, too.
+                let (batch, number) = (part.batch, part.number + self.rng.random_range(0..3));
                 Input::Broken { batch, number, refusal: self.forged_refusal(message) }
             }
         }

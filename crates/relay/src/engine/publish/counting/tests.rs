@@ -265,8 +265,9 @@ fn a_place_is_void_before_an_event_that_was_sent_is_parked() {
         let index = state.next_send().map(|it| it.index).expect("the event");
         let refusal = Refusal::Message("too large".into());
         apply(&mut state, Input::Refused { epoch, index, refusal });
-        state.apply(Duration::from_secs(1 + u64::from(epoch)), Input::Tick);
-        apply(&mut state, Input::Tail(Tail::ending_at(10)));
+        let later = Duration::from_secs(1 + u64::from(epoch));
+        state.apply(later, Input::Tick);
+        state.apply(later, Input::Tail(Tail::ending_at(10)));
     }
     assert!(state.voids_place(), "it may be stored all the same");
     assert!(!state.has_send(), "the place still has its sequence");

@@ -112,3 +112,40 @@ fn a_dead_letter_says_what_the_broker_said() {
     assert_eq!(parked.len(), 1);
     assert_eq!(parked[0].reason, "message size exceeds maximum (10054)");
 }
+
+/// What is behind a message that the fence refuses is refused with it: that proves nothing.
+#[test]
+fn a_message_behind_one_that_is_refused_is_not_parked_for_what_others_say() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    acknowledge(&mut state, 0, 1);
+    log(&mut state, 3);
+    assert_eq!(send_all(&mut state), 3, "in a batch");
+    let refusal = || Refusal::Message("too large".into());
+    state.apply(state.now, Input::Broken { batch: 1, number: 3, refusal: refusal() });
+    state.apply(state.now, Input::Tail(Tail::ending_at(1)));
+    send_all(&mut state);
+    acknowledge(&mut state, 1, 2);
+    assert_eq!(send_all(&mut state), 2, "in a batch");
+    state.apply(state.now, Input::Broken { batch: 2, number: 2, refusal: refusal() });
+    let moved = Refusal::ExpectedLastSequence; // by somebody else's message
+    state.apply(state.now, Input::Broken { batch: 2, number: 1, refusal: moved });
+    state.apply(state.now, Input::Tail(Tail { foreign: 1, ..Tail::ending_at(3) }));
+    assert_eq!(parked(&mut state).len(), 0);
+    assert_eq!(state.unresolved(), 2);
+}
+
+#[test]
+fn the_stream_has_time_to_take_what_others_say_is_refused() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    refuse(&mut state, 0, Refusal::Message("too large".into()));
+    lacks_all(&mut state);
+    send_all(&mut state);
+    refuse(&mut state, 0, Refusal::Message("too large".into()));
+    state.apply(state.now, Input::LinkLost);
+    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    assert_eq!(parked(&mut state).len(), 0);
+}
