@@ -173,3 +173,43 @@ async fn answers_at_random_cost_nothing_in_keyed_mode() {
 async fn answers_at_random_cost_nothing_in_poll_mode() {
     answered_at_random("poll").await;
 }
+
+/// Whoever may hear and publish everything makes foreign messages, which are nobody's events. What is
+/// committed meanwhile is stored once and in order, whatever mode that leads to.
+async fn anything_at_random(mode: &str) {
+    let examples = std::env::var("EXAMPLES").ok().and_then(|it| it.parse().ok());
+    for seed in 0..examples.unwrap_or(EXAMPLES) {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        let port = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());
+        env.setup().await;
+        let client = env.nats.client().await.expect("connect to NATS");
+        let mut forger = Forger::new(seed, "OUTBOX", false).everywhere("worker");
+        let forge = move |reply: &str| forger.forge(reply);
+        let stranger = Stranger::start(client, "outbox.>", forge).await.expect("subscribe");
+        let relay = env.relay();
+        let load = env.load(seed, 300.0).await;
+        load.wait_committed(600).await;
+        until(DEADLINE, "it answers", async || stranger.answered() > 300).await;
+        drop(stranger);
+        let written = load.stop().await;
+        env.assert_exact(&written).await;
+        assert_eq!(relay.exited(), None, "seed {seed}");
+        let status = status(&env).await;
+        assert!(status["strangers_total"].as_u64() > Some(0), "{status}");
+    }
+}
+
+// proves: G-STRANGER-1
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_others_publish_anywhere_costs_no_event_in_fenced_mode() {
+    anything_at_random("fenced").await;
+}
+
+// proves: G-STRANGER-1
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_others_publish_anywhere_costs_no_event_in_keyed_mode() {
+    anything_at_random("keyed").await;
+}

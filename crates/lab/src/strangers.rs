@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use async_nats::Client;
-use async_nats::header::HeaderMap;
 use futures_util::StreamExt;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -29,6 +28,9 @@ const CODES: [(u16, u32); 14] = [
     (503, 10023),
     (400, 19999),
 ];
+
+/// Reply subjects that a stranger remembers.
+const HEARD_MAX: usize = 1_000;
 
 /// A stranger answers until this is dropped.
 pub struct Stranger {
@@ -54,9 +56,9 @@ impl Stranger {
         let task = tokio::spawn(async move {
             while let Some(message) = heard.next().await {
                 let Some(reply) = message.reply else { continue };
-                for Forged { subject, headers, payload } in forge(&reply) {
+                for Forged { subject, payload } in forge(&reply) {
                     // While the broker is away there is nobody to deceive.
-                    let _ = client.publish_with_headers(subject, headers, payload.into()).await;
+                    let _ = client.publish(subject, payload.into()).await;
                     count.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -77,20 +79,18 @@ impl Drop for Stranger {
     }
 }
 
-/// An answer, and where it goes.
+/// An answer or another message, and where it goes.
 #[derive(Debug, Clone)]
 pub struct Forged {
     subject: String,
-    headers: HeaderMap,
-    payload: String,
+    payload: Vec<u8>,
 }
 
 impl Forged {
     /// An answer to `reply`.
     #[must_use]
-    pub fn new(reply: &str, payload: impl Into<String>) -> Self {
-        let headers = HeaderMap::new();
-        Self { subject: reply.to_owned(), headers, payload: payload.into() }
+    pub fn new(reply: &str, payload: impl Into<Vec<u8>>) -> Self {
+        Self { subject: reply.to_owned(), payload: payload.into() }
     }
 }
 
@@ -100,13 +100,25 @@ pub struct Forger {
     stream: String,
     // Acknowledgements that name the stream, and a sequence that it may have given out.
     plausible: bool,
+    // Whose deliveries it answers; then it publishes wherever it can.
+    consumer: Option<String>,
+    /// Where answers went that were asked for earlier.
+    heard: Vec<String>,
 }
 
 impl Forger {
     /// With `plausible` some are acknowledgements that nobody can tell from the stream's.
     #[must_use]
     pub fn new(seed: u64, stream: &str, plausible: bool) -> Self {
-        Self { random: StdRng::seed_from_u64(seed), stream: stream.to_owned(), plausible }
+        let (random, heard) = (StdRng::seed_from_u64(seed), Vec::new());
+        Self { random, stream: stream.to_owned(), plausible, consumer: None, heard }
+    }
+
+    /// Publishes into the stream as well, on what the server says of a consumer, and to whom answers
+    /// were due before.
+    #[must_use]
+    pub fn everywhere(self, consumer: &str) -> Self {
+        Self { consumer: Some(consumer.to_owned()), ..self }
     }
 
     /// Some answers to a message, or to those that will follow it.
@@ -116,6 +128,44 @@ impl Forger {
     }
 
     fn one(&mut self, reply: &str) -> Forged {
+        match self.consumer.clone().filter(|_| self.random.random_bool(0.4)) {
+            Some(consumer) => self.elsewhere(reply, &consumer),
+            None => self.answer(reply),
+        }
+    }
+
+    fn elsewhere(&mut self, reply: &str, consumer: &str) -> Forged {
+        if self.heard.len() < HEARD_MAX {
+            self.heard.push(reply.to_owned());
+        }
+        let (near, stream) = (self.random.random_range(0..2_000_u64), self.stream.clone());
+        match self.random.random_range(0..5) {
+            0 => Forged::new("outbox.forged", self.payload()),
+            1 => {
+                let verbs = ["+ACK", "-NAK", "+WPI", "+NXT", "+TERM", "", "hello"];
+                let verb = *verbs.choose(&mut self.random).unwrap_or(&"");
+                Forged::new(&format!("$JS.ACK.{stream}.{consumer}.1.{near}.{near}.0.0"), verb)
+            }
+            2 => {
+                let kind =
+                    *["MAX_DELIVERIES", "MSG_TERMINATED"].choose(&mut self.random).unwrap_or(&"");
+                let subject = format!("$JS.EVENT.ADVISORY.CONSUMER.{kind}.{stream}.{consumer}");
+                Forged::new(&subject, format!("{{\"stream_seq\":{near}}}"))
+            }
+            3 => {
+                let earlier = self.heard.choose(&mut self.random).map_or(reply, String::as_str);
+                let earlier = earlier.to_owned();
+                Forged::new(&earlier, self.payload())
+            }
+            _ => {
+                let length = self.random.random_range(0..40);
+                let noise: Vec<u8> = (0..length).map(|_| self.random.random()).collect();
+                Forged::new(reply, noise)
+            }
+        }
+    }
+
+    fn answer(&mut self, reply: &str) -> Forged {
         let ahead = self.random.random_range(0..4);
         let subject = later(reply, ahead).unwrap_or_else(|| reply.to_owned());
         Forged::new(&subject, self.payload())

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use async_nats::jetstream;
+use lab::{Forger, Stranger};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use support::{Relay, TestEnv};
+use support::{DEADLINE, Relay, TestEnv, until};
 
 use super::{Inbox, TABLES, Worker};
 
@@ -55,6 +56,29 @@ async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
         JOIN effects ON event_id = id) AS t";
     assert_eq!(inbox.count(affected).await, orders, "orders with effects");
     eprintln!("{orders} orders, {committed} events, {committed} effects");
+}
+
+/// Others publish events that are none, acknowledge and terminate what the consumer was given, say that
+/// the broker did, and answer in its place.
+// proves: G-EFFECT-1
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_have_one_effect_each_whatever_others_publish_anywhere() {
+    let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(17);
+    eprintln!("REPLAY_SEED={seed}");
+    let Chain { inbox, relay, worker } = Chain::forge().await;
+    let client = inbox.env.nats.client().await.expect("connect to NATS");
+    let mut forger = Forger::new(seed, "OUTBOX", false).everywhere("worker");
+    let forge = move |reply: &str| forger.forge(reply);
+    let stranger = Stranger::start(client, "outbox.>", forge).await.expect("subscribe");
+    let load = inbox.env.load(seed, 300.0).await;
+    load.wait_committed(1_000).await;
+    until(DEADLINE, "it answers", async || stranger.answered() > 500).await;
+    drop(stranger);
+    let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
+    inbox.wait_count("effects", committed).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(committed).await;
+    assert_eq!((relay.exited(), worker.exited()), (None, None));
 }
 
 impl Chain {
