@@ -110,8 +110,9 @@ async fn an_outage_of_the_service_costs_no_attempt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
     let mut env = set_up().await;
-    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "2");
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "50ms");
+    // Fewer than an outage has, and long enough apart that five others fail meanwhile on any machine.
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "4");
+    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "500ms");
     let _relay = env.relay();
     let service = Service::start().await;
     service.answer(500);
