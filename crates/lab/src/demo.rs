@@ -21,9 +21,8 @@ mod summary;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use tokio_util::sync::CancellationToken;
-
 use servers::Servers;
+use tokio_util::sync::CancellationToken;
 
 pub use summary::Summary;
 

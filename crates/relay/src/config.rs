@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
+use servers::{Error, NatsTarget, PostgresTarget, check_name};
 
 pub use crate::mode::Mode;
 use crate::routing::{Route, Routing};
 use crate::shards::Shards;
-use servers::error::Error;
-use servers::{NatsTarget, PostgresTarget, check_name};
 
 pub use self::retention_config::RetentionConfig;
 pub use self::rewind_config::RewindConfig;

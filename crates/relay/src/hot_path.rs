@@ -15,6 +15,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
 use pgoutput::{Lsn, Message};
+use servers::NatsLink;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -25,7 +26,6 @@ use crate::engine::{Input, Limits, Mode, Part, Publishing, Start, Tail};
 use crate::nats::{self, History, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;
-use servers::NatsLink;
 
 /// Allocations of one event among many. Lower it when it falls; do not raise it without a reason.
 const ALLOCATIONS_MAX: f64 = 22.1;

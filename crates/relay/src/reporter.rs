@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use outbox::spans::SpanSink;
 use outbox::waiting::{Seen, Waiting};
+use servers::NatsLink;
 use tokio::sync::watch;
 use tracing::field::display;
 use tracing::{debug, error, info, warn};
@@ -15,7 +16,6 @@ use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
 use crate::status::{HistoryStatus, Role, SlotStatus, Status};
 use crate::waiting::EventState;
-use servers::NatsLink;
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);

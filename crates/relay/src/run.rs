@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Client;
 use rand::RngExt;
+use servers::NatsLink;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -20,7 +21,6 @@ use crate::session::Session;
 use crate::source::{Ended, Polling, Replication, Source};
 use crate::standby;
 use crate::status::Role;
-use servers::NatsLink;
 
 /// A session that lasted longer was a success.
 const SESSION_GOOD_AFTER: Duration = Duration::from_secs(10);

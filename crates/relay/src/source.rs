@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Client;
 use futures_util::future::{BoxFuture, FutureExt};
+use servers::NatsLink;
 use tokio::sync::watch;
 
 pub(crate) use self::polling::Polling;
@@ -26,7 +27,6 @@ use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::Opening;
 use crate::reporter::Reporter;
-use servers::NatsLink;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
 const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged, or was made anew";

@@ -28,6 +28,8 @@ mod slot_routes;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use servers::{PoolLimits, PostgresTarget};
+
 use crate::errors::ListenError;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -38,8 +40,6 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
-use servers::PoolLimits;
-use servers::PostgresTarget;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

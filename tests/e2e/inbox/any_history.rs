@@ -49,6 +49,10 @@ impl History {
         let worker = self.inbox.worker();
         worker.announce("");
         worker.wait_active().await;
+        // A database from before that knows nothing of the consumer: what it handled is not repaired.
+        let begun = "SELECT count(*) FROM inbox_roles WHERE handled_to IS NOT NULL";
+        let env = &self.inbox.env;
+        until(DEADLINE, "it has begun", async || env.query::<i64>(begun).await > 0).await;
         self.worker = Some(worker);
     }
 

@@ -51,10 +51,6 @@ pub(super) const FAULTS: &[Fault] = &[
         relay("pg_recvlogical", "pg_recvlogical", "slot-reader", "TailpostNoActiveRelay")
     ),
     fault!(
-        slot_waits_for_an_old_transaction,
-        relay("starting: waiting", "  waits ", "", "TailpostNoActiveRelay")
-    ),
-    fault!(
         stream_full,
         relay("maximum messages", "maximum messages", "stream-room", "TailpostBreakerOpen")
     ),
@@ -62,7 +58,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault!(handler_away, inbox("the handler is away", "pending", "", "TailpostConsumerInactive")),
     fault!(
         consumer_paused,
-        inbox("s none was delivered", "  pending      5", "", "TailpostConsumerStalled")
+        inbox("the broker delivers nothing", "  pending      5", "", "TailpostConsumerStalled")
     ),
     fault!(outbox_locked, relay("has locked it", "has locked it", "", "TailpostFiguresOld")),
     fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
@@ -107,26 +103,6 @@ async fn slot_held_by_another(scene: &mut Scene, phase: Phase) {
             scene.env.insert(5).await;
         }
         Phase::Mend => scene.beside.take().expect("a program").kill().await.expect("end it"),
-    }
-}
-
-async fn slot_waits_for_an_old_transaction(scene: &mut Scene, phase: Phase) {
-    match phase {
-        Phase::Break => {
-            scene.hold("BEGIN; SELECT pg_current_xact_id()").await;
-            let drop = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots;
-                 SELECT pg_sleep(0.01);
-                 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active";
-            let gone = "SELECT NOT EXISTS (SELECT FROM pg_replication_slots
-                 WHERE slot_name = 'tailpost' AND confirmed_flush_lsn IS NOT NULL)";
-            support::until(DEADLINE, "the slot is gone", async || {
-                let _ = scene.env.client().await.batch_execute(drop).await;
-                scene.env.query(gone).await
-            })
-            .await;
-            scene.env.insert(5).await;
-        }
-        Phase::Mend => scene.holder = None,
     }
 }
 

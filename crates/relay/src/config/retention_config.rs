@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use servers::Error;
+
 use super::StreamConfig;
-use servers::error::Error;
 
 /// How long rows are kept that nobody needs any more. `None` means forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,12 +1,11 @@
 //! The configurations of shards: from one for all, one for each.
 
 use outbox::wire::{SubjectTemplate, subjects_overlap};
+use servers::{Error, check_name};
 
 use super::{Config, MarkBy, Mode, StreamConfig};
 use crate::routing::{Destination, Route};
 use crate::shards::{Shard, Shards};
-use servers::check_name;
-use servers::error::Error;
 
 /// What the number stands in place of in `stream.subjects`.
 const PLACEHOLDER: &str = "{shard}";

@@ -1,7 +1,8 @@
 //! PostgreSQL's log: how much of it the slot may keep, and what is taken from it.
 
+use servers::Error;
+
 use super::{Config, Mode};
-use servers::error::Error;
 
 /// The log that the server keeps for the slot while the broker takes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -296,12 +296,11 @@ impl Publishing {
             return;
         };
         // The fence leaves one place. Elsewhere others may have written, but hardly so much.
-        let is_there = match self.mode {
-            _ if is_duplicate => true,
+        let is_new = match self.mode {
             Mode::Fenced => seq == entry.sent.expected + 1,
             Mode::Keyed => seq > entry.sent.after,
         };
-        if !is_there || seq.saturating_sub(self.stream.known_seq()) > OTHERS_MAX {
+        if !(is_new || is_duplicate) || seq.saturating_sub(self.stream.known_seq()) > OTHERS_MAX {
             return self.refused(index, Refusal::ExpectedLastSequence);
         }
         self.stream.stored(seq);

@@ -1,10 +1,10 @@
 //! What the broker says beside its answers.
 
+use servers::NatsLink;
 use tokio::sync::watch;
 
 use crate::engine::Input;
 use crate::error::Error;
-use servers::NatsLink;
 
 /// How the server words it; the subject follows in quotes.
 const DENIED: &str = "Permissions Violation for Publish to \"";

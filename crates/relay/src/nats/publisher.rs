@@ -12,6 +12,7 @@ use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
 use pgoutput::Lsn;
 use serde_json::Value as Json;
+use servers::NatsLink;
 use tokio::sync::watch;
 
 use super::limits::Limits;
@@ -21,7 +22,6 @@ use super::reply_subject::Replies;
 use super::stream_check::check_server;
 use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
-use servers::NatsLink;
 
 /// Answers taken at a time, so that sending and reading get their turns.
 const ANSWERS_AT_ONCE: usize = 512;

@@ -6,6 +6,7 @@ use async_nats::jetstream;
 use async_nats::jetstream::stream::DiscardPolicy;
 use futures_util::TryStreamExt;
 use outbox::wire::subject_matches;
+use servers::NatsLink;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -14,7 +15,6 @@ use crate::describe;
 use crate::error::Error;
 use crate::nats::stream_check;
 use crate::nats::unless_denied;
-use servers::NatsLink;
 
 /// How long listing the consumers may take: less than a request over HTTP may.
 const LISTING_MAX: Duration = Duration::from_secs(2);

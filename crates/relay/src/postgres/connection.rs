@@ -5,6 +5,7 @@ use std::time::Duration;
 use outbox::Table;
 use outbox::migrations::{self, Layout, Migration};
 use serde::de::DeserializeOwned;
+use servers::Session;
 use tokio::time::timeout;
 use tokio_postgres::types::{BorrowToSql, ToSql};
 use tokio_postgres::{CopyOutStream, Row, RowStream, Statement, ToStatement};
@@ -12,7 +13,6 @@ use tracing::warn;
 
 use super::columns::{self, Types};
 use super::opening::Opening;
-use servers::Session;
 
 use crate::error::Error;
 

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::error::Error;
-use servers::PostgresTarget;
 
 /// How long a step may take before somebody looks, and how long between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(3);

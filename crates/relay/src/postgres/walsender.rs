@@ -5,6 +5,7 @@ use std::io;
 use pgwire_replication::{
     IdentifySystem, PgWireError, QueryRow, ReplicationClient, ReplicationConfig,
 };
+use servers::{PostgresTarget, tls};
 use tokio_postgres::error::SqlState;
 
 use super::answered::{ANSWER_MAX, answered};
@@ -12,7 +13,6 @@ use super::connection::Bound;
 use super::tunnel;
 use crate::config::Config;
 use crate::error::{Error, sqlstate};
-use servers::{PostgresTarget, tls};
 
 /// A client that is closed when it is dropped: left to itself, its task goes on for as long as the
 /// server is silent.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
+use servers::NatsLink;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -30,7 +31,6 @@ use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
 use crate::postgres::{Encoding, Opening, Rows, Store, sql};
 use crate::reporter::Reporter;
-use servers::NatsLink;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
 const NODES_MAX: usize = 32;

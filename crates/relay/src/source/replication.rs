@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Client;
 use pgoutput::Lsn;
+use servers::NatsLink;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -34,7 +35,6 @@ use crate::nats::TailReader;
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
 use crate::postgres::{self, Opening, answered};
 use crate::reporter::Reporter;
-use servers::NatsLink;
 
 /// How long the last thing that a stop writes may take.
 const LAST_POSITION_MAX: Duration = Duration::from_secs(5);

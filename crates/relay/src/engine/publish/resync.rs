@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use pgoutput::Lsn;
+use servers::Backoff;
 use uuid::Uuid;
 
 use super::Publishing;
@@ -12,7 +13,6 @@ use super::stream_end::StreamEnd;
 use crate::engine::messages::{Mode, Request};
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{Entry, Stage};
-use servers::Backoff;
 
 /// Resyncs with foreign messages in the stream after which fenced mode is left, where messages have
 /// ids.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::checks::Skip;
+use servers::Session;
 use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 
@@ -13,7 +14,6 @@ use crate::config::{Config, Mode};
 use crate::error::Error;
 use crate::postgres::connection::{Bound, Connection};
 use crate::postgres::{Replication, standby_slots};
-use servers::Session;
 
 /// How long one statement may take, here and on the server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

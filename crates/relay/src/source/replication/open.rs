@@ -7,6 +7,7 @@ use std::time::Instant;
 use async_nats::Client;
 use async_nats::jetstream::stream::Info;
 use pgoutput::Lsn;
+use servers::NatsLink;
 use tokio::sync::watch;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -27,7 +28,6 @@ use crate::postgres::sql::{Books, Marks, StateRow};
 use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, lost_end};
-use servers::NatsLink;
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";
