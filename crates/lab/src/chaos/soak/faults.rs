@@ -248,6 +248,8 @@ impl Soak {
             relay.kill().await?;
         }
         self.lab.execute(change).await?;
+        // It needs an answer of NATS.
+        self.mend_network().await?;
         self.lab.setup().await?;
         self.relays = vec![self.lab.start_relay()?, self.lab.start_relay()?];
         Ok(())
