@@ -1,5 +1,6 @@
 //! The stream comes back without the last of what it has acknowledged.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -141,6 +142,58 @@ async fn in_poll_mode_a_stream_without_its_end_gets_it_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
     comes_back("poll", false).await;
+}
+
+/// The stream ends before what it has acknowledged, and further than it came back.
+async fn others_are_stored_in_between(mode: &str) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", mode);
+    env.setup().await;
+    let relay = env.relay();
+    env.insert_each(50).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    env.insert_each(400).await;
+    env.wait_marked().await;
+    relay.kill9().await;
+    copy.put_back(&mut env).await;
+    let client = async_nats::connect(env.nats.url()).await.expect("connect");
+    let jetstream = async_nats::jetstream::new(client);
+    for _ in 0..300 {
+        let stored = jetstream.publish("outbox.others", "{}".into()).await.expect("send");
+        stored.await.expect("an acknowledgement");
+    }
+    let relay = env.relay();
+    relay.announce("messages=400 rows=400");
+    is_noticed(&env, 400).await;
+    assert_rows_are_stored(&env, 450).await;
+    drop(relay);
+}
+
+/// Each row's message is where its mark says.
+async fn assert_rows_are_stored(env: &TestEnv, rows: usize) {
+    until(DEADLINE, "each row names its message", async || {
+        let ids: HashMap<_, _> = env.stored().await.iter().map(|it| (it.sequence, it.id)).collect();
+        let marked = "SELECT id, stream_seq FROM outbox_events WHERE stream_seq > 0";
+        let marked = env.client().await.query(marked, &[]).await.expect("rows");
+        let is_there = |row: &&tokio_postgres::Row| {
+            ids.get(&row.get::<_, i64>(1).cast_unsigned()) == Some(&row.get(0))
+        };
+        marked.iter().filter(is_there).count() == rows
+    })
+    .await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn where_others_are_stored_in_the_places_of_lost_messages_rows_are_published_again() {
+    others_are_stored_in_between("fenced").await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_poll_mode_rows_are_published_again_where_others_are_stored_in_their_places() {
+    others_are_stored_in_between("poll").await;
 }
 
 /// Such a row names no message: it may have one that is lost, or one that is there.

@@ -76,6 +76,7 @@ use crate::postgres::schema;
 use crate::shards::{Shard, Shards};
 
 pub(crate) use self::state::{StateRow, oldest_running};
+pub(crate) use self::stream_lost::Displaced;
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
 pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};

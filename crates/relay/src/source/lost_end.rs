@@ -15,11 +15,16 @@ use crate::engine::{Compared, LostEnd};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
+use crate::postgres::sql::Displaced;
 
 /// How often the stream is asked again, and how long after: a leader that was elected just now may
 /// have to catch up with its group.
 const LOOKS: u32 = 5;
 const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+/// So many rows are compared with the messages that they name at a time, and so many others found.
+const COMPARED_AT_ONCE: i64 = 256;
+const DISPLACED_MAX: usize = 16 << 10;
 
 /// What the stream has lost.
 pub(super) struct Lost {
@@ -65,6 +70,37 @@ async fn compare(config: &Config, store: &Store, tail: &TailReader) -> Result<Co
     }
 }
 
+/// The stream went back further than it ends now, if others have been stored since: by this relay
+/// before it was killed, by another one, or by strangers.
+async fn displaced(
+    store: &Store,
+    tail: &TailReader,
+    stream: &str,
+    lost: LostEnd,
+) -> Result<Displaced, Error> {
+    let (mut displaced, mut before) = (Displaced::default(), lost.last_seq + 1);
+    loop {
+        let found = displaced.len();
+        let rows = store.named_before(stream, lost, before, COMPARED_AT_ONCE).await?;
+        for (id, seq) in rows {
+            before = seq;
+            if tail.id_at(seq).await?.is_some_and(|other| other != id) {
+                displaced.add(id, seq);
+            }
+        }
+        if displaced.len() == found {
+            return Ok(displaced);
+        }
+        if displaced.len() >= DISPLACED_MAX {
+            warn!(
+                stream,
+                "others are stored in the places of many lost messages: run `tailpost verify`"
+            );
+            return Ok(displaced);
+        }
+    }
+}
+
 /// What the stream has lost is published again, before anything new: from its rows, or from the log,
 /// which brings what committed from `resolved_before` on.
 pub(super) async fn mend(
@@ -78,9 +114,11 @@ pub(super) async fn mend(
     let Some(lost) = compared.lost else {
         return Ok(Lost { now: false, unswept: compared.unswept });
     };
+    let displaced = displaced(store, tail, stream, lost).await?;
     let mut rows = 0;
     for _ in 0..LOOKS {
-        let (taken, left) = store.take_back_lost(stream, lost, slot, resolved_before).await?;
+        let (taken, left) =
+            store.take_back_lost(stream, lost, &displaced, slot, resolved_before).await?;
         rows += taken;
         if left == 0 {
             break;
@@ -88,7 +126,7 @@ pub(super) async fn mend(
         warn!(stream, left, "somebody has rows of lost messages locked");
         tokio::time::sleep(LOOK_AFTER).await;
     }
-    tell(stream, lost, rows);
+    tell(stream, lost, &displaced, rows);
     Ok(Lost { now: true, unswept: true })
 }
 
@@ -99,21 +137,21 @@ pub(super) async fn mend_claimed(
     tail: &TailReader,
 ) -> Result<(), Error> {
     let stream = &config.stream.name;
-    if let Some(lost) = compare(config, store, tail).await?.lost
-        && let Some(rows) = store.take_back_claimed(stream, lost).await?
-    {
-        tell(stream, lost, rows);
+    let Some(lost) = compare(config, store, tail).await?.lost else { return Ok(()) };
+    let displaced = displaced(store, tail, stream, lost).await?;
+    if let Some(rows) = store.take_back_claimed(stream, lost, &displaced).await? {
+        tell(stream, lost, &displaced, rows);
     }
     Ok(())
 }
 
-fn tell(stream: &str, lost: LostEnd, rows: u64) {
+fn tell(stream: &str, lost: LostEnd, displaced: &Displaced, rows: u64) {
     let LostEnd { acknowledged, last_seq, .. } = lost;
     error!(
         stream,
         acknowledged,
         last_sequence = last_seq,
-        messages = acknowledged - last_seq,
+        messages = acknowledged - last_seq + displaced.len() as u64,
         rows,
         "the stream has lost acknowledged messages. Rows that name them are published again, in order, \
          before anything new. `tailpost status` says how many messages no row tells of"

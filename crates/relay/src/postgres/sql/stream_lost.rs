@@ -3,6 +3,7 @@
 use outbox::{Column, Table};
 use pgoutput::Lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
+use uuid::Uuid;
 
 use super::sweep::OLDEST_TRANSACTION;
 use super::{Books, Marks, Store, mark};
@@ -20,9 +21,34 @@ pub(super) fn note_stream_end(table: &Table) -> String {
     )
 }
 
+/// As [`Displaced`], in the statements below.
+const DISPLACED: &str = "SELECT * FROM unnest($5::uuid[], $6::bigint[])";
+
+/// Rows that name lost messages where the stream has others: these were stored after it went back.
+#[derive(Debug, Default)]
+pub(crate) struct Displaced {
+    ids: Vec<Uuid>,
+    seqs: Vec<i64>,
+}
+
+impl Displaced {
+    pub(crate) fn add(&mut self, id: Uuid, seq: u64) {
+        self.ids.push(id);
+        self.seqs.push(seq.cast_signed());
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+}
+
 /// What nobody has answered for of an earlier loss stays among what is lost.
-const UNANSWERED: &str =
-    "lost = CASE last_seq WHEN $2 THEN lost ELSE $5::bigint + greatest(lost - lost_rows, 0) END";
+fn lost_now(messages: &str) -> String {
+    format!(
+        "lost = CASE last_seq WHEN $2 THEN lost
+             ELSE {messages}::bigint + greatest(lost - lost_rows, 0) END"
+    )
+}
 
 impl Books {
     /// As [`Store::note_stream_end`].
@@ -101,6 +127,37 @@ impl Store {
         Ok(Compared::of(found, row.get(0), row.get(2)))
     }
 
+    /// Up to `limit` rows that name messages of the stream before `seq`, the last ones first.
+    pub(crate) async fn named_before(
+        &self,
+        stream: &str,
+        lost: LostEnd,
+        seq: u64,
+        limit: i64,
+    ) -> Result<Vec<(Uuid, u64)>, Error> {
+        let sql = format!(
+            "SELECT id, stream_seq FROM ({}) named WHERE stream_seq < $3
+             ORDER BY stream_seq DESC LIMIT $4",
+            self.naming("$1", "$2")
+        );
+        let doing = "look for rows whose messages the stream has others of";
+        let (since, seq) = (lost.marked_since(), seq.cast_signed());
+        let rows = self.query(doing, &sql, &[&stream, &since, &seq, &limit]).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())).collect())
+    }
+
+    /// Rows that name messages of the stream, and those whose marks are owed.
+    fn naming(&self, stream: &str, since: &str) -> String {
+        let (outbox, owed) = (self.table.quoted(), self.table.companion("tailpost_owed"));
+        format!(
+            "SELECT {id} AS id, stream_seq, commit_lsn FROM {outbox}
+             WHERE stream = {stream} AND published_at > {since}::timestamptz
+             UNION ALL SELECT id, stream_seq, commit_lsn FROM {owed}
+             WHERE stream = {stream} AND NOT parked",
+            id = self.table.column(Column::Id)
+        )
+    }
+
     /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
     /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
     /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
@@ -112,17 +169,15 @@ impl Store {
         &self,
         stream: &str,
         lost: LostEnd,
+        displaced: &Displaced,
         slot: &str,
         resolved_before: Lsn,
     ) -> Result<(u64, u64), Error> {
         let id = self.table.column(Column::Id);
         let sql = format!(
             "WITH {DURABLE}, named AS (
-                 SELECT {id} AS id, commit_lsn FROM {outbox}
-                 WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6
-                     AND published_at > $7::timestamptz
-                 UNION ALL SELECT id, commit_lsn FROM {owed}
-                 WHERE stream = $1 AND stream_seq > $2 AND stream_seq <= $6 AND NOT parked
+                 SELECT id, commit_lsn FROM ({naming}) it
+                 WHERE stream_seq > $2 AND stream_seq <= $3 OR (id, stream_seq) IN ({DISPLACED})
              ), free AS MATERIALIZED (
                  SELECT o.{id} AS id, named.commit_lsn FROM {outbox} o JOIN named ON named.id = o.{id}
                  FOR NO KEY UPDATE OF o SKIP LOCKED
@@ -131,8 +186,8 @@ impl Store {
                      OR stream = $1 AND stream_seq IS NULL)
              ), doubtful AS (
                  SELECT o.{id} AS id FROM {outbox} o, {state} state
-                 WHERE o.stream = $1 AND o.stream_seq IS NULL AND o.published_at > $8::timestamptz
-                     AND state.slot = $3 AND {owned}
+                 WHERE o.stream = $1 AND o.stream_seq IS NULL AND o.published_at > $10::timestamptz
+                     AND state.slot = $7 AND {owned}
                      AND NOT pg_visible_in_snapshot({transaction}, state.start_snapshot)
              ), free_doubtful AS MATERIALIZED (
                  SELECT o.{id} AS id FROM {outbox} o JOIN doubtful ON doubtful.id = o.{id}
@@ -143,37 +198,39 @@ impl Store {
              ), taken AS (
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
                      commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL,
-                     txid = CASE WHEN {owned} AND free.commit_lsn >= $4 AND NOT
+                     txid = CASE WHEN {owned} AND free.commit_lsn >= $8 AND NOT
                              pg_visible_in_snapshot({transaction}, state.start_snapshot)
                          THEN o.txid ELSE '{OLDEST_TRANSACTION}' END
-                 FROM free, {state} state WHERE o.{id} = free.id AND state.slot = $3
+                 FROM free, {state} state WHERE o.{id} = free.id AND state.slot = $7
                  RETURNING o.{id}
              ), counted AS (
                  SELECT (SELECT count(*) FROM taken) AS rows, (SELECT count(*) FROM named)
                      + (SELECT count(*) FROM doubtful) - (SELECT count(*) FROM doubted) AS named
                  FROM durable
              ), told AS (
-                 UPDATE {streams} SET last_seq = $2, lost_at = now(), {sum},
+                 UPDATE {streams} SET last_seq = $2, lost_at = now(), {lost_now},
                      lost_rows = rows + CASE last_seq WHEN $2 THEN lost_rows ELSE 0 END
                  FROM counted WHERE stream = $1
              )
              UPDATE {state} SET gap_filled_at = NULL, resolved_lsn = NULL, resolved_ordinal = NULL,
                  resolved_stream_seq = NULL, updated_at = now()
-             FROM counted WHERE slot = $3
+             FROM counted WHERE slot = $7
              RETURNING rows, named - rows",
+            naming = self.naming("$1", "$4"),
             outbox = self.table.quoted(),
             owed = self.table.companion("tailpost_owed"),
             state = self.table.companion("tailpost_state"),
             streams = self.table.companion("tailpost_streams"),
-            sum = UNANSWERED,
+            lost_now = lost_now("$9"),
             transaction = mark::transaction("o"),
             owned = self.owned_rows("o"),
         );
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
-        let (before, messages) = (PgLsn::from(resolved_before.0), until - end);
+        let (Displaced { ids, seqs }, before) = (displaced, PgLsn::from(resolved_before.0));
+        let messages = until - end + ids.len() as i64;
         let (since, doubted_since) = (lost.marked_since(), lost.doubted_since());
-        let parameters: [&(dyn ToSql + Sync); 8] =
-            [&stream, &end, &slot, &before, &messages, &until, &since, &doubted_since];
+        let parameters: [&(dyn ToSql + Sync); 10] =
+            [&stream, &end, &until, &since, ids, seqs, &slot, &before, &messages, &doubted_since];
         let doing = "take back the marks of lost messages";
         let row = self.query_one(doing, &sql, &parameters).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
@@ -186,34 +243,40 @@ impl Store {
         &self,
         stream: &str,
         lost: LostEnd,
+        displaced: &Displaced,
     ) -> Result<Option<u64>, Error> {
         let sql = format!(
             "WITH {DURABLE}, ours AS (
                  SELECT it.stream FROM {streams} it, durable
                  WHERE it.stream = $1 AND it.last_seq = $3 FOR UPDATE OF it
+             ), named AS (
+                 SELECT id FROM ({naming}) it, ours
+                 WHERE stream_seq > $2 AND stream_seq <= $3 OR (id, stream_seq) IN ({DISPLACED})
              ), forgotten AS (
-                 DELETE FROM {owed} w USING ours WHERE w.stream = $1 AND w.stream_seq > $2
-                     AND w.stream_seq <= $3 AND NOT w.parked
+                 DELETE FROM {owed} w USING named WHERE w.id = named.id AND NOT w.parked
              ), taken AS (
                  UPDATE {outbox} o SET published_at = NULL, stream = NULL, stream_seq = NULL,
                      commit_lsn = NULL, publish_error = NULL, next_attempt_at = NULL
-                 FROM ours WHERE o.stream = $1 AND o.stream_seq > $2 AND o.stream_seq <= $3
-                     AND o.published_at > $4::timestamptz
+                 FROM named WHERE o.{id} = named.id AND o.stream = $1
                  RETURNING o.stream
              )
-             UPDATE {streams} it SET last_seq = $2, lost_at = now(), {UNANSWERED},
+             UPDATE {streams} it SET last_seq = $2, lost_at = now(), {lost_now},
                  lost_rows = (SELECT count(*) FROM taken)
              FROM ours WHERE it.stream = $1
              RETURNING (SELECT count(*) FROM taken)",
+            lost_now = lost_now("$7"),
+            naming = self.naming("$1", "$4"),
+            id = self.table.column(Column::Id),
             outbox = self.table.quoted(),
             owed = self.table.companion("tailpost_owed"),
             streams = self.table.companion("tailpost_streams"),
         );
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
-        let messages = until - end;
+        let Displaced { ids, seqs } = displaced;
+        let messages = until - end + ids.len() as i64;
         let doing = "take back the marks of lost messages";
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&stream, &end, &until, &lost.marked_since(), &messages];
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&stream, &end, &until, &lost.marked_since(), ids, seqs, &messages];
         let row = self.query_opt(doing, &sql, &parameters).await?;
         Ok(row.map(|row| row.get::<_, i64>(0).cast_unsigned()))
     }
