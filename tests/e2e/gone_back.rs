@@ -232,6 +232,32 @@ async fn what_was_marked_on_trust_and_is_lost_is_published_again() {
     assert_eq!(stored, ids, "each once");
 }
 
+/// No row tells of them, and the log does not bring them again once they are confirmed.
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn events_without_a_row_that_a_stream_lost_are_counted() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "true");
+    env.setup().await;
+    let relay = env.relay();
+    relay.announce("the stream has lost acknowledged messages");
+    env.insert_each(5).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    for _ in 0..7 {
+        env.execute("SELECT outbox_emit_wal('order', 'o-1', 'Placed', '{}')").await;
+    }
+    env.insert_each(5).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    copy.put_back(&mut env).await;
+    is_noticed(&env, 5).await;
+    assert_whole(&env).await;
+    let unanswered = "SELECT lost - lost_rows FROM tailpost_streams";
+    assert_eq!(env.query::<i64>(unanswered).await, 7);
+    drop(relay);
+}
+
 async fn readyz(admin: &Port) -> String {
     get(admin.addr(), "/readyz").await.unwrap_or_default()
 }

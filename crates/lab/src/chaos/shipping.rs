@@ -52,16 +52,18 @@ const BY_HAND: &str = "
 
 const COUNT: &str = "
     WITH had AS (
-        SELECT aggregate_id, payload, count(*) AS effects, bool_or(event_id = ANY($1)) AS wanted
+        SELECT aggregate_id, payload, count(*) AS effects, bool_or(event_id = ANY($1)) AS wanted,
+            min(place) FILTER (WHERE stream_seq > 0) AS place, (payload ->> 'counter')::bigint AS nth
         FROM shipments GROUP BY aggregate_id, payload
     ), in_order AS (
-        SELECT stream_seq, lag(stream_seq) OVER (PARTITION BY aggregate_id ORDER BY place) AS last
-        FROM shipments WHERE stream_seq IS NOT NULL
+        SELECT nth, max(nth) OVER (PARTITION BY aggregate_id ORDER BY place
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS last
+        FROM had WHERE place IS NOT NULL
     )
     SELECT count(*),
         coalesce(sum(h.effects - 1) FILTER (WHERE NOT wanted), 0)::bigint,
         coalesce(sum(h.effects - 1) FILTER (WHERE wanted), 0)::bigint,
-        (SELECT count(*) FROM in_order WHERE stream_seq < last),
+        (SELECT count(*) FROM in_order WHERE nth < last),
         (SELECT coalesce(sum(calls - 1), 0)::bigint FROM shipping_keys),
         (SELECT count(*) FROM orders),
         count(DISTINCT o.payload ->> 'order')

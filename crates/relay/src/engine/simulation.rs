@@ -16,6 +16,7 @@ mod broker;
 mod check;
 mod database;
 mod emitting;
+mod failed;
 mod faults;
 mod going_back;
 mod meddling;
@@ -75,6 +76,8 @@ struct World {
     old_rows: Vec<u128>,
     /// Those that only a later look of the scanner found: their order means nothing.
     late_rows: HashSet<u128>,
+    /// Those that the log brought again after a requeued one of their aggregate had come.
+    overtaken: HashSet<u128>,
     /// Those that never passed the log.
     unlogged: HashSet<u128>,
     /// It is written down that the scanner may owe something.
@@ -200,6 +203,7 @@ impl World {
             table,
             old_rows: Vec::new(),
             late_rows: HashSet::new(),
+            overtaken: HashSet::new(),
             unlogged: HashSet::new(),
             is_gap_open: true,
             keys: HashMap::new(),

@@ -128,8 +128,8 @@ impl World {
             once: false,
             seed: self.sessions.into(),
         });
-        let (began, under_way) = (self.now, Vec::new());
-        Node { engine, session: self.sessions, began, under_way, stalled_until: Duration::ZERO }
+        let (session, stalled_until) = (self.sessions, Duration::ZERO);
+        Node { engine, session, began: self.now, under_way: Vec::new(), stalled_until }
     }
 
     /// Of the newest messages those that are behind the first `from` of the stream.
@@ -213,7 +213,7 @@ impl World {
             }
         }
         for node in 0..NODES {
-            if self.nodes[node].stalled_until > self.now {
+            if !self.is_awake(node) {
                 continue;
             }
             let is_late = |it: &(_, Duration)| self.now > it.1 + STATEMENT_MAX;
@@ -221,7 +221,9 @@ impl World {
                 self.end_session(node);
             }
             let now = self.time_of(node);
-            self.nodes[node].engine.tick(now, true);
+            let mut begun = self.nodes[node].under_way.iter();
+            let is_free = !begun.any(|it| matches!(it.0, ClaimEffect::MakeUpForMarks));
+            self.nodes[node].engine.tick(now, is_free);
         }
     }
 
@@ -477,10 +479,8 @@ impl World {
         for node in &mut self.nodes {
             node.stalled_until = self.now;
         }
-        let is_done =
-            |world: &Self| world.rows.values().all(|it| it.is_marked) && world.locks.is_empty();
         let healed_at = self.now;
-        while !is_done(self) {
+        while !self.rows.values().all(|it| it.is_marked) || !self.locks.is_empty() {
             self.step();
             let waited = self.now - healed_at;
             assert!(waited < Duration::from_mins(60), "rows are left: {:?}", self.rows);

@@ -92,9 +92,9 @@ impl World {
         assert_eq!(all_rows().filter(filtered).find(unmarked), None, "dropped and never marked");
         let last = self.log.last().map_or(Lsn::ZERO, |it| it.end_lsn);
         assert!(self.publishing().confirmed() >= last || self.slot_confirmed >= last);
-        let in_time = |ids: Vec<u128>| -> Vec<u128> {
-            ids.into_iter().filter(|id| !self.late_rows.contains(id)).collect()
-        };
+        let is_late = |id: &u128| self.late_rows.contains(id) || self.overtaken.contains(id);
+        let in_time =
+            |ids: Vec<u128>| -> Vec<u128> { ids.into_iter().filter(|id| !is_late(id)).collect() };
         let (stored, expected) = (in_time(stored), in_time(expected));
         let Faults { foreign, blocking, by_watermark, fickle, .. } = self.faults;
         assert!(!(by_watermark && self.was_keyed) || fickle, "left the fence without ids");

@@ -33,8 +33,10 @@ impl World {
 
     /// As `Store::take_back_lost`.
     pub(super) fn take_back_lost(&mut self, resolved_before: Lsn) {
+        self.note_overtaken(resolved_before);
         let (created, last_seq) = (Timestamp::UNIX_EPOCH, self.stream.len() as u64);
-        let found = LostEnd { created, acknowledged: self.stream_end, last_seq, last_at: created };
+        let acknowledged = self.stream_end;
+        let found = LostEnd { created, acknowledged, last_seq, last_at: created };
         let Some(LostEnd { last_seq: end, .. }) = Compared::of(found, true, false).lost else {
             self.stream_end = last_seq;
             return;
@@ -48,12 +50,42 @@ impl World {
         let missing: Vec<u128> = missing.filter(|id| !self.stored_ids.contains(id)).collect();
         missing.into_iter().for_each(|id| self.expect_scanned(id));
         self.table.doubt_trusted();
-        for id in self.table.take_back_behind(end) {
+        let taken = self.table.take_back_behind(end);
+        self.lose_confirmed(resolved_before, acknowledged - end - taken.len() as u64);
+        for id in taken {
             let logged = self.log.iter().find(|it| it.events.contains(&id));
             let comes_again = logged.is_some_and(|it| it.commit_lsn >= resolved_before);
             if !comes_again || !self.table.is_logged(id) {
                 self.table.leave_to_scanner(id);
                 self.expect_scanned(id);
+            }
+        }
+    }
+
+    /// No row tells of an event that never had one. If the log does not bring it again it is lost: it
+    /// is among the messages that are told of as `unanswered`.
+    fn lose_confirmed(&mut self, resolved_before: Lsn, unanswered: u64) {
+        let confirmed = self.log.iter().filter(|it| it.commit_lsn < resolved_before);
+        let is_gone = |id: &u128| {
+            let has_end = self.stored_ids.contains(id) || self.parked.contains(id);
+            let has_end = has_end || self.is_filtered(*id) || self.emitted.lost.contains(id);
+            self.is_emitted(*id) && !has_end
+        };
+        let gone: Vec<u128> =
+            confirmed.flat_map(|it| &it.events).copied().filter(is_gone).collect();
+        assert!(gone.len() as u64 <= unanswered, "{gone:?} are lost, and {unanswered} told of");
+        self.emitted.lost.extend(gone);
+    }
+
+    /// Where parking blocks, the scan goes first, and brings what was requeued: before events of its
+    /// aggregate that the log is to bring again, and that the stream had when it was parked.
+    fn note_overtaken(&mut self, resolved_before: Lsn) {
+        let of_table: Vec<u128> = self.dead.keys().chain(&self.requeued).copied().collect();
+        let again = self.log.iter().filter(|it| it.commit_lsn >= resolved_before);
+        for id in again.flat_map(|it| &it.events).filter(|id| !self.stored_ids.contains(id)) {
+            let overtakes = |other: &u128| self.keys[other] == self.keys[id] && other > id;
+            if of_table.iter().any(overtakes) {
+                self.overtaken.insert(*id);
             }
         }
     }

@@ -37,15 +37,17 @@ pub(super) const CALM: Faults = Faults {
 };
 
 fn run(faults: Faults) {
-    for seed in seeds(SEEDS) {
-        let mut world = World::new(seed, faults);
-        for _ in 0..STEPS {
-            world.step();
-        }
-        world.heal();
-        world.check_end();
-        world.check_replays();
+    seeds(SEEDS).for_each(|seed| play(seed, faults));
+}
+
+pub(super) fn play(seed: u64, faults: Faults) {
+    let mut world = World::new(seed, faults);
+    for _ in 0..STEPS {
+        world.step();
     }
+    world.heal();
+    world.check_end();
+    world.check_replays();
 }
 
 // proves: G-DEAD-1
@@ -204,6 +206,19 @@ fn a_stream_that_goes_back_beside_purges_late_rows_and_strangers_gets_its_end_ag
     run(Faults { purges: true, ..back });
     run(Faults { foreign: Foreign::BetweenMessages, ..back });
     run(Faults { poison: true, blocking: true, ..back });
+}
+
+/// What the log does not bring again is lost, and told of.
+// proves: G-LOSS-6
+#[test]
+fn of_events_without_a_row_a_stream_loses_none_in_silence() {
+    let back = Faults { goes_back: true, emitted: true, ..CALM };
+    run(back);
+    run(Faults { mode: Mode::Keyed, ..back });
+    run(Faults { poison: true, failing: true, locks: true, ..back });
+    run(Faults { poison: true, blocking: true, ..back });
+    run(Faults { slot_loss: true, hidden: true, ..back });
+    run(Faults { purges: true, ..back });
 }
 
 /// In keyed mode nothing tells what was published.
