@@ -95,11 +95,16 @@ fn dependencies_point_one_way() {
         ("tailpost-outbox", &[]),
         ("tailpost-servers", &["tailpost-outbox"]),
         ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput", "tailpost-servers"]),
+        (
+            "tailpost-operate",
+            &["tailpost-outbox", "tailpost-pgoutput", "tailpost-relay", "tailpost-servers"],
+        ),
         ("tailpost-inbox", &["tailpost-outbox", "tailpost-servers"]),
         (
             "tailpost-lab",
             &[
                 "tailpost-inbox",
+                "tailpost-operate",
                 "tailpost-outbox",
                 "tailpost-pgoutput",
                 "tailpost-relay",
@@ -111,6 +116,7 @@ fn dependencies_point_one_way() {
             &[
                 "tailpost-inbox",
                 "tailpost-lab",
+                "tailpost-operate",
                 "tailpost-outbox",
                 "tailpost-pgoutput",
                 "tailpost-relay",

@@ -199,6 +199,38 @@ impl Config {
     /// The default number of attempts. They take 21 s.
     pub const MAX_ATTEMPTS: u32 = 10;
 
+    /// Every setting but the servers at its default. Subjects are `outbox.`, the aggregate's type and the
+    /// event's.
+    ///
+    /// # Panics
+    ///
+    /// Never: the subject is valid.
+    #[must_use]
+    pub fn new(postgres: PostgresTarget, nats: NatsTarget) -> Self {
+        Self {
+            postgres,
+            nats,
+            table: Table::default(),
+            slot: "tailpost".into(),
+            publication: "tailpost".into(),
+            stream: StreamConfig::default(),
+            subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            routes: Vec::new(),
+            mode: Mode::default(),
+            window: WindowLimits::default(),
+            scan: ScanConfig::default(),
+            poll: PollConfig::default(),
+            mark: MarkConfig::default(),
+            wal: WalConfig::default(),
+            ack_timeout: Self::ACK_TIMEOUT,
+            on_park: OnPark::default(),
+            retention: RetentionConfig::default(),
+            rewind: RewindConfig::default(),
+            max_attempts: Self::MAX_ATTEMPTS,
+            shards: Shards::default(),
+        }
+    }
+
     /// Whether only the expected sequence keeps messages single, because they have no
     /// `Nats-Msg-Id`: such a relay works in fenced mode or not at all.
     #[must_use]
@@ -207,7 +239,7 @@ impl Config {
     }
 
     /// What decides about an event's subject.
-    pub(crate) fn routing(&self) -> Routing {
+    pub fn routing(&self) -> Routing {
         Routing::new(self.routes.clone(), self.subject.clone())
     }
 
@@ -300,28 +332,8 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn config() -> Config {
-        Config {
-            postgres: "postgres://ada@localhost/shop".parse().expect("valid"),
-            nats: "nats://localhost".parse().expect("valid"),
-            table: Table::default(),
-            slot: "tailpost".into(),
-            publication: "tailpost".into(),
-            stream: StreamConfig::default(),
-            subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
-            routes: Vec::new(),
-            mode: Mode::default(),
-            window: WindowLimits::default(),
-            scan: ScanConfig::default(),
-            poll: PollConfig::default(),
-            mark: MarkConfig::default(),
-            wal: WalConfig::default(),
-            ack_timeout: Config::ACK_TIMEOUT,
-            on_park: OnPark::default(),
-            retention: RetentionConfig::default(),
-            rewind: RewindConfig::default(),
-            max_attempts: Config::MAX_ATTEMPTS,
-            shards: Shards::default(),
-        }
+        let postgres = "postgres://ada@localhost/shop".parse().expect("valid");
+        Config::new(postgres, "nats://localhost".parse().expect("valid"))
     }
 
     #[test]

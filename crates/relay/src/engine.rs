@@ -33,7 +33,7 @@
 
 mod assertions;
 mod backfill;
-pub(crate) mod backoff;
+pub mod backoff;
 mod breaker;
 mod checkpoint;
 mod claim_engine;
@@ -72,10 +72,11 @@ pub(crate) use self::backfill::{Backfill, ScanRanges};
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
 pub(crate) use self::decides::{Decides, Figures};
+pub use self::effect::Watermark;
 pub(crate) use self::effect::{
     Age, BooksEffect, BrokerEffect, Effect, Effects, End, Found, MarkingEffect, OpenScan, Pass,
     ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Sees, Statement, SweepRange,
-    Unmarked, Verdict, Watermark,
+    Unmarked, Verdict,
 };
 use self::liveness::{Liveness, Silence};
 pub(crate) use self::marking::{
@@ -98,10 +99,10 @@ pub(crate) use self::slot_found::{SlotFound, SlotKnown, SlotSeen};
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
 use self::slot_watch::SlotWatch;
-pub(crate) use self::tail_messages::{Stored, Tail, TailMessage};
-pub(crate) use self::window::{
-    LastPosition, Limits, Origin, Outgoing, Replayed, Tried, Unpublished,
-};
+pub use self::tail_messages::Stored;
+pub(crate) use self::tail_messages::{Tail, TailMessage};
+pub use self::window::Unpublished;
+pub(crate) use self::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
 pub(crate) use self::written_down::{
     Compared, LostEnd, Place, ResolvedPlace, WrittenDown, beyond_the_log,
 };

@@ -123,7 +123,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
+    /// For what failed while `doing` something in PostgreSQL, in the imperative.
+    pub fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
         move |source| Self::Sql { doing, source }
     }
 
@@ -133,19 +134,21 @@ impl Error {
         move |source| Self::Replication { doing, source }
     }
 
-    pub(crate) fn jetstream<E>(doing: &'static str) -> impl FnOnce(E) -> Self
+    /// The same of JetStream.
+    pub fn jetstream<E>(doing: &'static str) -> impl FnOnce(E) -> Self
     where
         E: std::error::Error + std::marker::Send + Sync + 'static,
     {
         move |source| Self::JetStream { doing, source: Box::new(source) }
     }
 
-    pub(crate) fn spill(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+    /// The same of files of our own.
+    pub fn spill(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Spill { doing, source }
     }
 
     /// A stream that would lose or reorder events, why, and the command that mends it.
-    pub(crate) fn stream(name: &str, reason: &str, fix: String) -> Self {
+    pub fn stream(name: &str, reason: &str, fix: String) -> Self {
         Self::Unusable { problem: format!("stream \"{name}\" cannot be used: {reason}"), fix }
     }
 
@@ -254,7 +257,7 @@ impl Error {
 
     /// Whether a statement gave up waiting for others, who had locked what it needs: it may be made
     /// again.
-    pub(crate) fn is_contention(&self) -> bool {
+    pub fn is_contention(&self) -> bool {
         let code = self.code();
         code.is_some_and(|it| {
             [
@@ -267,7 +270,7 @@ impl Error {
     }
 
     /// Whether a statement took too long.
-    pub(crate) fn is_cancelled(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.code() == Some(SqlState::QUERY_CANCELED)
     }
 
@@ -279,7 +282,7 @@ impl Error {
     }
 
     /// Whether PostgreSQL refused the values of a row: they, and not the server, have to change.
-    pub(crate) fn is_about_a_row(&self) -> bool {
+    pub fn is_about_a_row(&self) -> bool {
         self.code()
             .is_some_and(|it| ["22", "23", "54", "P0"].iter().any(|of| it.code().starts_with(of)))
     }
@@ -299,7 +302,7 @@ impl Error {
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.
-    pub(crate) fn code(&self) -> Option<SqlState> {
+    pub fn code(&self) -> Option<SqlState> {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
             Self::Replication { source, .. } => sqlstate(source),

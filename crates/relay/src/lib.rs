@@ -32,20 +32,20 @@
 //! consistent point; the scanner takes exactly the others. When a slot is lost, the next one's
 //! snapshot divides the table anew.
 
+pub mod access;
 mod config;
 mod engine;
 mod error;
+mod event_state;
 #[cfg(test)]
 mod hot_path;
 mod latency;
 mod mode;
 mod nats;
-mod operate;
 mod postgres;
 mod publish_spans;
 mod replay_selection;
 mod reporter;
-pub mod rewind_slot;
 mod routing;
 mod run;
 pub mod sampler;
@@ -54,9 +54,6 @@ mod shards;
 mod source;
 mod standby;
 mod status;
-pub mod upkeep;
-pub mod verify;
-pub mod waiting;
 
 /// For `fuzz/`, which is outside of this crate: reads any answer of a broker.
 #[cfg(fuzzing)]
@@ -70,28 +67,19 @@ pub use config::{
     ScanConfig, StreamConfig, WalConfig, WindowLimits,
 };
 pub use error::Error;
+pub use event_state::EventState;
 pub use latency::{Latency, NativeBuckets};
-pub use operate::{
-    Canary, HeldPartition, Legs, LostReport, MaintainProgress, MaintainReport, OutboxReport,
-    PartitionsReport, PartitionsStatus, Repair, RetentionReport, RewindReport, SetupPlan,
-    SetupReport, SetupStep, ShardReport, SlotEntry, SlotReport, StatusReport, Storage, StreamRead,
-    StreamReport, UpgradeReport, UpgradeSlot, UpgradeStep, VerifyOptions, VerifyProgress,
-    VerifyReport, canaries, check_start, create_slot, dead_letters, doctor, doctor_checks,
-    drop_slot, event_search, explain, inspect, maintain, plan, prepare_upgrade, repair, replays,
-    setup, slots, verify,
-};
 pub use pgoutput::Lsn;
+pub use replay_selection::{ReplaySelection, ReplaySource};
 pub use reporter::Reports;
-pub use rewind_slot::RewindStatus;
 pub use routing::{Destination, Glob, Route};
 pub use run::run;
 pub use sampler::{Refused, Sample, SlotSample};
 pub use shards::{Shard, Shards};
 pub use status::{BreakerState, DeadLetterCounts, HistoryStatus, Role, SlotStatus, Status};
-pub use upkeep::RetentionStatus;
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
-fn describe(error: &Error) -> String {
+pub fn describe(error: &Error) -> String {
     let mut line = error.to_string();
     if let Some(refusal) = error.refusal() {
         return format!("{line}: {refusal}");

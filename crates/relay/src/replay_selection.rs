@@ -97,7 +97,7 @@ impl Serialize for ReplaySource {
 }
 
 /// As PostgreSQL prints it.
-pub(crate) fn lsn_text<S: Serializer>(lsn: &Option<Lsn>, serializer: S) -> Result<S::Ok, S::Error> {
+pub fn lsn_text<S: Serializer>(lsn: &Option<Lsn>, serializer: S) -> Result<S::Ok, S::Error> {
     lsn.map(|it| it.to_string()).serialize(serializer)
 }
 

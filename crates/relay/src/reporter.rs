@@ -11,11 +11,11 @@ use tracing::field::display;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::{About, Figures, Notice, Origin, Resolved, Send};
+use crate::event_state::EventState;
 use crate::mode::Mode;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
 use crate::status::{HistoryStatus, Role, SlotStatus, Status};
-use crate::waiting::EventState;
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);

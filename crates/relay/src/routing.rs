@@ -81,7 +81,7 @@ impl Glob {
     }
 
     /// The same as a pattern of SQL's `LIKE`, with the backslash as its escape.
-    pub(crate) fn like(&self) -> String {
+    pub fn like(&self) -> String {
         let escaped =
             |piece: &String| piece.replace('\\', r"\\").replace('%', r"\%").replace('_', r"\_");
         self.pieces.iter().map(escaped).collect::<Vec<_>>().join("%")
@@ -104,7 +104,7 @@ impl fmt::Display for Glob {
 
 /// All rules, and the template for what none of them takes.
 #[derive(Debug, Clone)]
-pub(crate) struct Routing {
+pub struct Routing {
     routes: Vec<Route>,
     otherwise: SubjectTemplate,
 }
@@ -115,7 +115,7 @@ impl Routing {
     }
 
     /// The subject of an event, or why it has none.
-    pub(crate) fn subject(&self, event: &Event) -> Result<String, Unpublished> {
+    pub fn subject(&self, event: &Event) -> Result<String, Unpublished> {
         let template = match self.routes.iter().find(|it| it.takes(event)) {
             None => &self.otherwise,
             Some(Route { destination: Destination::Subject(template), .. }) => template,
@@ -127,7 +127,7 @@ impl Routing {
     }
 
     /// Patterns that together take every subject that there can be, none of them superfluous.
-    pub(crate) fn patterns(&self) -> Vec<String> {
+    pub fn patterns(&self) -> Vec<String> {
         let templates = self.routes.iter().filter_map(|it| match &it.destination {
             Destination::Subject(template) => Some(template),
             Destination::Drop => None,

@@ -21,7 +21,7 @@ impl Shard {
     /// Made of what PostgreSQL allows in a row filter: built-in and immutable. The hash of the type
     /// is the seed for that of the id, so that no separator can be mistaken. Whatever the columns
     /// hold, null included, a row is in exactly one shard, and byte by byte decides, not a collation.
-    pub(crate) fn of_row(of: u32, kind: &str, id: &str) -> String {
+    pub fn of_row(of: u32, kind: &str, id: &str) -> String {
         let text = |column: &str| format!(r#"coalesce({column}::text, ''::text) COLLATE "C""#);
         format!(
             "((hashtextextended({}, hashtextextended({}, '0'::bigint)) \
@@ -33,7 +33,7 @@ impl Shard {
     }
 
     /// Whether a row is in this shard, as SQL.
-    pub(crate) fn owns(self, kind: &str, id: &str) -> String {
+    pub fn owns(self, kind: &str, id: &str) -> String {
         format!("({} = '{}'::bigint)", Self::of_row(self.of, kind, id), self.number)
     }
 

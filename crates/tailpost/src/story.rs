@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use inbox::Connection;
 use inbox::explain::ConsumerStory;
+use operate::explain::Explanation;
 use outbox::Table;
 use relay::Config;
-use relay::explain::Explanation;
 use serde::Serialize;
 use servers::PostgresTarget;
 use uuid::Uuid;
@@ -32,7 +32,7 @@ pub(crate) async fn of(config: &Config, table: &Table, id: Uuid) -> anyhow::Resu
         Err(error) => (BTreeMap::new(), Some(crate::exit::chain(&error.into()))),
     };
     let place = consumers.values().find_map(place);
-    let mut published = relay::explain::explain(config, id, place).await?;
+    let mut published = operate::explain::explain(config, id, place).await?;
     published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
     if published.is_empty() && consumers.is_empty() {
         let refusal = Refusal::not_found(format!("nobody knows event {id}"));

@@ -94,7 +94,9 @@ fn filter(asked: Option<&str>, verbosity: Verbosity) -> Result<EnvFilter, Error>
         Verbosity::Demo => {
             "warn,async_nats=off,pgwire_replication=off,tailpost_relay::nats::stream_check=error"
         }
-        Verbosity::Verbose => "info,async_nats=off,tailpost=debug,tailpost_relay=debug,inbox=debug",
+        Verbosity::Verbose => {
+            "info,async_nats=off,tailpost=debug,operate=debug,inbox=debug,servers=debug"
+        }
         Verbosity::Everything => "debug",
     });
     EnvFilter::builder()

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::workload::{Workload, WorkloadOptions, Written};
 use anyhow::{Context, Result, bail};
 use relay::{Reports, Role, Status};
 use tokio::sync::watch;
@@ -11,11 +10,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval_at, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::Options;
 use super::consumer::consume;
 use super::journal::{Journal, Latencies, Received};
 use super::servers::Servers;
-use super::shipments;
+use super::{Options, shipments};
+use crate::workload::{Workload, WorkloadOptions, Written};
 
 /// Between two lines that say how things stand.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -89,7 +88,7 @@ pub(super) async fn play(
 impl Cast {
     async fn gather(servers: &Servers) -> Result<Self> {
         let config = servers.relay_config()?;
-        relay::setup(&config, relay::Storage::default()).await?;
+        operate::setup(&config, operate::Storage::default()).await?;
         let journal = Arc::new(Journal::new());
         let stream = config.stream.name.clone();
         let consumer =

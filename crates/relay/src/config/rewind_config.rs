@@ -35,7 +35,7 @@ impl RewindConfig {
     }
 
     /// What the rewind slot of `slot` is called.
-    pub(crate) fn slot(slot: &str) -> String {
+    pub fn slot(slot: &str) -> String {
         format!("{slot}{SUFFIX}")
     }
 }

@@ -26,7 +26,7 @@ pub(crate) const REPLAY: Backoff =
     Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
 
 /// A rewind slot that PostgreSQL gives up again and again.
-pub(crate) const REWIND: Backoff = Backoff::new(Duration::from_secs(30), Duration::from_mins(10));
+pub const REWIND: Backoff = Backoff::new(Duration::from_secs(30), Duration::from_mins(10));
 
 #[cfg(test)]
 mod tests {

@@ -211,8 +211,9 @@ pub(crate) struct Verdict {
 /// Everything that the log owns, and that is visible in `snapshot`, was resolved when everything
 /// before `lsn` was.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Watermark {
-    pub(crate) snapshot: String,
+pub struct Watermark {
+    /// As `pg_current_snapshot()` writes it.
+    pub snapshot: String,
     pub(crate) lsn: Lsn,
 }
 

@@ -26,11 +26,13 @@ pub(crate) struct TailMessage {
 
 /// A message's id, where it is stored, and what transaction its own position names.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stored {
-    pub(crate) id: Uuid,
-    pub(crate) seq: u64,
+pub struct Stored {
+    /// The event's.
+    pub id: Uuid,
+    /// Its sequence in the stream.
+    pub seq: u64,
     /// Zero if it has no position of its own.
-    pub(crate) commit_lsn: Lsn,
+    pub commit_lsn: Lsn,
 }
 
 /// The end of the stream, as its leader knows it.

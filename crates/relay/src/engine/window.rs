@@ -62,10 +62,10 @@ impl LastPosition {
 
 /// An event with where it goes, or with why it goes nowhere.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing {
-    pub(crate) event: Event,
+pub struct Outgoing {
+    pub event: Event,
     /// The rendered subject.
-    pub(crate) subject: Result<String, Unpublished>,
+    pub subject: Result<String, Unpublished>,
     /// Its row's place in the order of insertion.
     pub(crate) seq: Option<i64>,
     /// It was a dead letter.
@@ -115,7 +115,7 @@ impl Tried {
 
 /// Why an event has no subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unpublished {
+pub enum Unpublished {
     /// A route drops it: it is resolved as soon as it is seen.
     Dropped,
     /// It can never be published, for this reason: it is parked.

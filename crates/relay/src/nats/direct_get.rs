@@ -9,7 +9,7 @@ use crate::error::Error;
 const DOING: &str = "read a message of the stream";
 
 /// The leader's answer to a request for one message.
-pub(crate) struct Answer(Message);
+pub struct Answer(Message);
 
 impl Answer {
     /// Bytes that the answer takes: those of the message and a third more.
@@ -18,7 +18,7 @@ impl Answer {
     }
 
     /// The message in it; `None` if it was deleted.
-    pub(crate) fn message(&self) -> Result<Option<StoredMessage<'_>>, Error> {
+    pub fn message(&self) -> Result<Option<StoredMessage<'_>>, Error> {
         StoredMessage::parse(&self.0.payload).map_err(Error::jetstream::<Malformed>(DOING))
     }
 }
@@ -29,21 +29,17 @@ impl Answer {
 /// may have written any bytes.
 ///
 /// The client bounds the time of the request.
-pub(crate) async fn read(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
+pub async fn read(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
     ask(client, stream, StoredMessage::request(seq)).await
 }
 
 /// As [`read`], for the first message from `seq` on.
-pub(crate) async fn read_from(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
+pub async fn read_from(client: &Client, stream: &str, seq: u64) -> Result<Answer, Error> {
     ask(client, stream, StoredMessage::request_from(seq)).await
 }
 
 /// As [`read`], for the last message of a subject.
-pub(crate) async fn read_last(
-    client: &Client,
-    stream: &str,
-    subject: &str,
-) -> Result<Answer, Error> {
+pub async fn read_last(client: &Client, stream: &str, subject: &str) -> Result<Answer, Error> {
     ask(client, stream, StoredMessage::request_last(subject)).await
 }
 

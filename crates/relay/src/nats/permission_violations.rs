@@ -42,7 +42,7 @@ impl PermissionViolations {
 /// # Errors
 ///
 /// [`Error::Unusable`] as soon as the server refuses one of them: nobody would answer it.
-pub(crate) async fn unless_denied<T>(
+pub async fn unless_denied<T>(
     link: &watch::Receiver<NatsLink>,
     asking: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {

@@ -18,7 +18,7 @@ use crate::config::{Config, Mode};
 use crate::error::Error;
 
 /// What set-up writes into the metadata of a stream that it makes: it may change that one later.
-pub(crate) const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
+pub const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
 
 /// What a finding is about that leaves keyed mode only.
 const BATCHES: &str = "batches";
@@ -31,18 +31,20 @@ const STORED_SUBJECTS: &str = "name the subjects under which events are stored i
 
 /// Something about a stream, with what mends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub struct Finding {
     /// What it is about: one word for each kind.
-    pub(crate) about: &'static str,
+    pub about: &'static str,
     /// Events would be lost, duplicated or reordered: the relay refuses to start.
-    pub(crate) fatal: bool,
-    pub(crate) reason: String,
-    pub(crate) fix: String,
+    pub fatal: bool,
+    /// What does not fit.
+    pub reason: String,
+    /// What mends it.
+    pub fix: String,
 }
 
 /// Refuses a server that misreads headers. Of a cluster only the one is known to which the client is
 /// connected.
-pub(crate) fn check_server(client: &Client) -> Result<(), Error> {
+pub fn check_server(client: &Client) -> Result<(), Error> {
     let version = client.server_info().version;
     if !nats_version::misreads_headers(&version) {
         return Ok(());
@@ -81,13 +83,13 @@ pub(crate) async fn check(
 }
 
 /// Whether set-up made the stream.
-pub(crate) fn is_made_by_setup(stream: &Stream) -> bool {
+pub fn is_made_by_setup(stream: &Stream) -> bool {
     let (name, value) = MADE_BY;
     stream.metadata.get(name).is_some_and(|it| it == value)
 }
 
 /// Everything worth saying about the stream, on a server of this version.
-pub(crate) fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<Finding> {
+pub fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<Finding> {
     let finding = |fatal: bool| {
         move |(about, applies, reason, fix): Check| {
             applies.then_some(Finding { about, fatal, reason, fix })
@@ -101,7 +103,7 @@ pub(crate) fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<F
 }
 
 /// An account's mappings are seen by nothing but the place of an event: that of the stream's last one.
-pub(crate) async fn mapped(
+pub async fn mapped(
     config: &Config,
     client: &Client,
     stream: &Info,
@@ -287,7 +289,7 @@ fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
 }
 
 /// What the stream does at its limit per subject: remove what is old, or refuse what is new.
-pub(crate) fn refuses_per_subject(stream: &Stream) -> bool {
+pub fn refuses_per_subject(stream: &Stream) -> bool {
     stream.discard == DiscardPolicy::New && stream.discard_new_per_subject
 }
 
@@ -302,7 +304,7 @@ fn covers(subjects: &str, pattern: &str) -> bool {
 }
 
 /// A stream; `None` if there is none of that name.
-pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
+pub async fn find(client: &Client, name: &str) -> Result<Option<Found>, Error> {
     let error = match servers::jetstream_of(client).get_stream(name).await {
         Ok(stream) => return Ok(Some(stream)),
         Err(error) => error,
@@ -316,7 +318,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<Option<Found>, E
 }
 
 /// As [`find`], and [`Error::NotSetUp`] if there is none.
-pub(crate) async fn look(client: &Client, name: &str) -> Result<Found, Error> {
+pub async fn look(client: &Client, name: &str) -> Result<Found, Error> {
     let missing = || Error::NotSetUp { missing: format!("stream \"{name}\"") };
     find(client, name).await?.ok_or_else(missing)
 }

@@ -47,7 +47,7 @@ pub(crate) const SOUGHT_AT_ONCE: usize = 200_000;
 /// answered by a replica or a mirror that lags, and a stale tail would let a stored event be
 /// published again.
 #[derive(Clone)]
-pub(crate) struct TailReader {
+pub struct TailReader {
     pub(super) client: Client,
     name: String,
     jetstream: Context,
@@ -83,7 +83,8 @@ pub(crate) struct WayBack {
 }
 
 impl TailReader {
-    pub(crate) async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
+    /// Looks the stream up.
+    pub async fn new(client: &Client, stream: &str) -> Result<Self, Error> {
         let (name, jetstream) = (stream.to_owned(), servers::jetstream_of(client));
         let limits = Arc::new(watch::Sender::new(Limits::default()));
         let replaced = Arc::new(Notify::new());
@@ -100,7 +101,7 @@ impl TailReader {
     ///
     /// Without a leader a replica answers for itself, and may lack what others have stored: that is
     /// an error here.
-    pub(crate) async fn info(&self) -> Result<Info, Error> {
+    pub async fn info(&self) -> Result<Info, Error> {
         let doing = "read the stream's state";
         let answer = self.jetstream.request(format!("STREAM.INFO.{}", self.name), &());
         let Answer { info, domain } = match answer.await.map_err(Error::jetstream(doing))? {

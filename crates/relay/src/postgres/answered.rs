@@ -14,7 +14,7 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// # Errors
 ///
 /// [`Error::Silent`] if they take more than [`ANSWER_MAX`]; whatever `work` ends with.
-pub(crate) async fn answered<T>(
+pub async fn answered<T>(
     doing: &'static str,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {

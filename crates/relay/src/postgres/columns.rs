@@ -43,8 +43,9 @@ const BOOKKEEPING: [(&str, &[u32], &str); 9] = [
 /// A table's columns by their names, with their types.
 pub(crate) type Types = HashMap<String, ColumnType>;
 
+/// What PostgreSQL says of a column.
 #[derive(Debug, Clone)]
-pub(crate) struct ColumnType {
+pub struct ColumnType {
     pub(crate) oid: u32,
     /// `pg_type.typcategory`.
     category: String,
@@ -55,9 +56,11 @@ pub(crate) struct ColumnType {
 
 /// What is wrong with a table, and the statement that mends it, if one does.
 #[derive(Debug, Clone)]
-pub(crate) struct Misfit {
-    pub(crate) problem: String,
-    pub(crate) statement: Option<String>,
+pub struct Misfit {
+    /// What is wrong with the column.
+    pub problem: String,
+    /// What mends it, if one statement does.
+    pub statement: Option<String>,
 }
 
 impl From<Misfit> for Error {
@@ -110,7 +113,7 @@ fn misses(table: &Table, column: Column) -> Misfit {
 }
 
 /// Refuses a table that exists and that no migration can make fit. What it may lack is added.
-pub(crate) fn check(table: &Table, types: &Types) -> Result<(), Misfit> {
+pub fn check(table: &Table, types: &Types) -> Result<(), Misfit> {
     if types.is_empty() {
         return Ok(()); // the migrations make it
     }
@@ -171,7 +174,7 @@ fn retype(table: &Table, name: &str, wanted: &str) -> String {
 
 /// Refuses a table whose aggregates cannot be divided: a row filter takes text as it is, and turns
 /// nothing else into it.
-pub(crate) fn check_divisible(table: &Table, types: &Types) -> Result<(), Error> {
+pub fn check_divisible(table: &Table, types: &Types) -> Result<(), Error> {
     for column in [Column::AggregateType, Column::AggregateId] {
         let name = table.columns().name(column);
         let found = types.get(name).ok_or_else(|| missing(table, column))?;

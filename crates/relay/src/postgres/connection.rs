@@ -20,13 +20,18 @@ use crate::error::Error;
 const AS_STORED_NOW: &str = "SET LOCAL client_encoding = 'SQL_ASCII'";
 
 /// How long a statement may take.
-pub(crate) enum Bound {
+pub enum Bound {
     /// As long as the code that runs it allows.
     Caller,
     /// So long, because it waits for nobody.
     Answer(Duration),
     /// As long as the server's process `pid` works on it, or waits for others' locks.
-    Work { opening: Opening, pid: i32 },
+    Work {
+        /// What tells of its waits.
+        opening: Opening,
+        /// As PostgreSQL calls the process.
+        pid: i32,
+    },
 }
 
 impl Bound {
@@ -55,17 +60,19 @@ impl Bound {
 }
 
 /// A connection for statements. Each says what it is `doing`, in the imperative, for its errors.
-pub(crate) struct Connection {
+pub struct Connection {
     client: Session,
     bound: Bound,
 }
 
 impl Connection {
-    pub(crate) fn new(client: Session, bound: Bound) -> Self {
+    /// Over a session that is there.
+    pub fn new(client: Session, bound: Bound) -> Self {
         Self { client, bound }
     }
 
-    pub(crate) fn client(&self) -> &Session {
+    /// What the statements run over.
+    pub fn client(&self) -> &Session {
         &self.client
     }
 
@@ -86,7 +93,8 @@ impl Connection {
         self.bound.within(doing, async { work.await.map_err(Error::sql(doing)) }).await
     }
 
-    pub(crate) async fn query_one<T: ?Sized + ToStatement>(
+    /// Exactly one row.
+    pub async fn query_one<T: ?Sized + ToStatement>(
         &self,
         doing: &'static str,
         sql: &T,
@@ -95,7 +103,8 @@ impl Connection {
         self.statement(doing, self.client.query_one(sql, parameters)).await
     }
 
-    pub(crate) async fn query_opt<T: ?Sized + ToStatement>(
+    /// One row at most.
+    pub async fn query_opt<T: ?Sized + ToStatement>(
         &self,
         doing: &'static str,
         sql: &T,
@@ -104,7 +113,8 @@ impl Connection {
         self.statement(doing, self.client.query_opt(sql, parameters)).await
     }
 
-    pub(crate) async fn query<T: ?Sized + ToStatement>(
+    /// All rows.
+    pub async fn query<T: ?Sized + ToStatement>(
         &self,
         doing: &'static str,
         sql: &T,
@@ -114,7 +124,7 @@ impl Connection {
     }
 
     /// Reads each row as a `T`, whose fields are called as the columns.
-    pub(crate) async fn read<T: DeserializeOwned>(
+    pub async fn read<T: DeserializeOwned>(
         &self,
         doing: &'static str,
         sql: &str,
@@ -129,7 +139,8 @@ impl Connection {
         })
     }
 
-    pub(crate) async fn execute<T: ?Sized + ToStatement>(
+    /// How many rows there were.
+    pub async fn execute<T: ?Sized + ToStatement>(
         &self,
         doing: &'static str,
         sql: &T,
@@ -139,7 +150,7 @@ impl Connection {
     }
 
     /// As [`execute`](Self::execute), where the number of rows does not matter.
-    pub(crate) async fn perform<T: ?Sized + ToStatement>(
+    pub async fn perform<T: ?Sized + ToStatement>(
         &self,
         doing: &'static str,
         sql: &T,
@@ -148,12 +159,13 @@ impl Connection {
         self.execute(doing, sql, parameters).await.map(drop)
     }
 
-    pub(crate) async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
+    /// Statements without parameters and answers.
+    pub async fn batch_execute(&self, doing: &'static str, sql: &str) -> Result<(), Error> {
         self.statement(doing, self.client.batch_execute(sql)).await
     }
 
     /// The rows as they are read.
-    pub(crate) async fn query_raw<P: BorrowToSql>(
+    pub async fn query_raw<P: BorrowToSql>(
         &self,
         doing: &'static str,
         sql: &str,
@@ -179,17 +191,13 @@ impl Connection {
     }
 
     /// Whether there is a table or a view; `name` is quoted.
-    pub(crate) async fn has_relation(
-        &self,
-        doing: &'static str,
-        name: &str,
-    ) -> Result<bool, Error> {
+    pub async fn has_relation(&self, doing: &'static str, name: &str) -> Result<bool, Error> {
         let sql = "SELECT to_regclass($1) IS NOT NULL";
         Ok(self.query_one(doing, sql, &[&name]).await?.get(0))
     }
 
     /// The columns of a table; none if it does not exist. `table` is quoted.
-    pub(crate) async fn types(&self, table: &str) -> Result<Types, Error> {
+    pub async fn types(&self, table: &str) -> Result<Types, Error> {
         let doing = "look at the table's columns";
         let rows = self.query(doing, columns::TYPES, &[&table]).await?;
         Ok(columns::read_types(&rows))

@@ -11,7 +11,7 @@ use crate::error::Error;
 /// # Errors
 ///
 /// [`Error::SlotBusy`] while a relay reads the slot, [`Error::Conflict`] if an event would be lost.
-pub(crate) async fn check(config: &Config, store: &Store, how: &str) -> Result<(), Error> {
+pub async fn check(config: &Config, store: &Store, how: &str) -> Result<(), Error> {
     let slot = &config.slot;
     store.check_tables().await?;
     let state = store.load_state(slot).await?;

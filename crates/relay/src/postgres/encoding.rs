@@ -34,7 +34,7 @@ pub(crate) enum Encoding {
 
 /// Why no relay works in a database with this encoding, and what to do, if so. With several bytes for a
 /// character only the server knows which have an equivalent.
-pub(crate) fn refusal(name: &str) -> Option<(String, String)> {
+pub fn refusal(name: &str) -> Option<(String, String)> {
     (name.starts_with("EUC_") || name == "MULE_INTERNAL").then(|| {
         (
             format!("the database's encoding is {name}, in which texts may have no equivalent in UTF-8"),

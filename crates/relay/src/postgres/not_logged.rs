@@ -7,13 +7,16 @@ use super::Connection;
 use crate::error::Error;
 
 /// Why a publication brings too little or too much, and the statement that mends it.
-pub(crate) struct Unfit {
-    pub(crate) reason: String,
-    pub(crate) statement: String,
+pub struct Unfit {
+    /// Why the log does not bring its rows.
+    pub reason: String,
+    /// What mends it.
+    pub statement: String,
 }
 
 impl Unfit {
-    pub(crate) fn refusal(self, publication: &str) -> Error {
+    /// What ends the relay.
+    pub fn refusal(self, publication: &str) -> Error {
         let Self { reason, statement } = self;
         Error::Unusable {
             problem: format!("publication \"{publication}\" cannot be used: {reason}"),
@@ -56,7 +59,7 @@ const FIND: &str = "
     ORDER BY 1, 2 LIMIT 1";
 
 /// What is found first. A publication that does not exist is taken for one that can be made.
-pub(crate) async fn find(
+pub async fn find(
     connection: &Connection,
     table: &Table,
     publication: &str,

@@ -49,7 +49,7 @@ const LOOK: &str = "
 
 /// Whom PostgreSQL makes a slot wait for, the one with the oldest transaction: `pid`, 0 if it is
 /// prepared, and `who` in words. `NULL` for a slot that is made. `s` is of `pg_replication_slots`.
-pub(crate) const SLOT_WAITS_FOR: &str = "(
+pub const SLOT_WAITS_FOR: &str = "(
     SELECT jsonb_build_object('pid', blocker, 'who', CASE blocker
         WHEN 0 THEN 'a prepared transaction, see pg_prepared_xacts'
         ELSE concat('process ', blocker, ' (' || nullif(o.application_name, '') || ')',
@@ -61,7 +61,7 @@ pub(crate) const SLOT_WAITS_FOR: &str = "(
 
 /// Watches over the steps of opening a session, one at a time.
 #[derive(Clone)]
-pub(crate) struct Opening {
+pub struct Opening {
     server: Arc<PostgresTarget>,
     slot: Arc<str>,
     waits: watch::Sender<Option<String>>,

@@ -12,7 +12,7 @@ pub(crate) const FILTERS_SINCE: i32 = 150_000;
 
 /// What makes a publication bring a shard's rows and no others. The columns' names stand alone, as a
 /// row filter wants them.
-pub(crate) fn filter(table: &Table, shard: Shard) -> String {
+pub fn filter(table: &Table, shard: Shard) -> String {
     shard.owns(&table.column(Column::AggregateType), &table.column(Column::AggregateId))
 }
 
@@ -25,14 +25,17 @@ fn bare(filter: &str) -> String {
 }
 
 /// What there is of a publication.
-pub(crate) enum Standing {
+pub enum Standing {
+    /// There is none.
     Missing,
+    /// It brings each insert of the outbox.
     Fit,
+    /// It does not.
     Unfit(Unfit),
 }
 
 /// The same, for those who report it.
-pub(crate) async fn standing(
+pub async fn standing(
     connection: &Connection,
     table: &Table,
     publication: &str,
@@ -99,7 +102,7 @@ pub(crate) async fn standing(
 ///
 /// False while nobody relies on the slot anyway, and in another cluster than that of the slot, where
 /// it is made anew.
-pub(crate) async fn age(
+pub async fn age(
     connection: &Connection,
     table: &Table,
     publication: &str,
@@ -140,7 +143,7 @@ pub(crate) async fn age(
 }
 
 /// Whether a publication is as old as it has to be.
-pub(crate) enum Age {
+pub enum Age {
     /// As it was when it was found older.
     Known,
     /// Older than the slot, as far as can be told now; its entries.

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// # Errors
 ///
 /// [`Error::Unusable`] if it cannot be told any more what was published.
-pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
+pub async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
     let before = config.before(slot);
     let former = before.as_ref().unwrap_or(config);
     let store = Store::patient(former, "tailpost setup").await?;

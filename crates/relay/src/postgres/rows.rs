@@ -46,7 +46,7 @@ const NO_TIME: Timestamp = Timestamp::UNIX_EPOCH;
 /// the next is due; and the types in which they come.
 ///
 /// They come as the log has them, so that a row is the same event whoever brings it.
-pub(crate) fn scanned_columns(table: &Table, types: &Types) -> Result<(String, Vec<Type>), Error> {
+pub fn scanned_columns(table: &Table, types: &Types) -> Result<(String, Vec<Type>), Error> {
     let (mut columns, mut column_types) = (Vec::new(), Vec::new());
     for column in Column::ALL {
         let name = table.column(column);
@@ -76,7 +76,7 @@ pub(crate) const DUE: &str = "CASE WHEN isfinite(next_attempt_at)
 ///
 /// Columns are found by name in every relation message, so that a column added, dropped or moved
 /// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row).
-pub(crate) struct Rows {
+pub struct Rows {
     table: Table,
     routing: Routing,
     relations: HashMap<u32, Layout>,
@@ -108,7 +108,8 @@ enum Meaning {
 }
 
 impl Rows {
-    pub(crate) fn new(table: Table, routing: Routing) -> Self {
+    /// For rows of this table.
+    pub fn new(table: Table, routing: Routing) -> Self {
         let (relations, own) = (HashMap::new(), Vec::new());
         Self { table, routing, relations, own, encoding: Encoding::Utf8 }
     }
@@ -197,7 +198,7 @@ impl Rows {
     }
 
     /// Decodes a row that was selected with [`scanned_columns`].
-    pub(crate) fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
+    pub fn scanned(&self, row: &ScannedRow) -> Result<Outgoing, Error> {
         let mut partial = PartialEvent::new(NO_TIME);
         for column in Column::ALL {
             let Raw { type_oid, bytes } = get(row, column as usize)?;

@@ -24,17 +24,17 @@ const MAKES: [(&str, &str); 7] = [
 
 /// Something that a migration made, and that is not there or not as it was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Lack {
+pub struct Lack {
     /// The migration's number.
     pub(crate) version: i32,
     /// Such as `column txid of "public"."outbox_events"`.
-    pub(crate) what: String,
+    pub what: String,
     /// Whether a relay cannot do without it.
     pub(crate) is_needed: bool,
     /// The statement that makes it: of a companion's column. The migration makes the rest.
-    pub(crate) statement: Option<String>,
+    pub statement: Option<String>,
     /// Whether it is there, of another type: that is left to an operator.
-    pub(crate) is_misfit: bool,
+    pub is_misfit: bool,
 }
 
 /// Something that a migration makes.
@@ -106,7 +106,7 @@ const LACKING: &str = "
     END ORDER BY place";
 
 /// What the migrations make and the database lacks, whether they were applied or not.
-pub(crate) async fn lacking(connection: &Connection, table: &Table) -> Result<Vec<Lack>, Error> {
+pub async fn lacking(connection: &Connection, table: &Table) -> Result<Vec<Lack>, Error> {
     let of = |(version, text)| made(text, table).into_iter().map(move |it| (version, it));
     let all: Vec<(i32, Made)> =
         MIGRATIONS.iter().map(|it| (it.version, it.sql)).flat_map(of).collect();

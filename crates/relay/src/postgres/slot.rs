@@ -30,7 +30,7 @@ const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false)
 ///
 /// What the slot brings is decided by the snapshot at its consistent point: exactly the rows whose
 /// transaction is *not* visible in it. Everything else is the scanner's.
-pub(crate) struct Slot {
+pub struct Slot {
     session: Replication,
     pub(crate) system_id: u64,
     pub(crate) timeline: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     /// The process that will read the slot for this session.
     pub(crate) reader: i32,
     /// The slot was created just now: what it does not bring has to be scanned for.
-    pub(crate) created: bool,
+    pub created: bool,
 }
 
 impl Slot {
@@ -70,7 +70,7 @@ impl Slot {
 
     /// As [`find`](Self::find). Waits until PostgreSQL has made a slot that is missing; `None` if that
     /// takes longer than `patience`.
-    pub(crate) async fn prepare(
+    pub async fn prepare(
         config: &Config,
         store: &Store,
         tail: &TailReader,

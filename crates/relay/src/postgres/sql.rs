@@ -1,38 +1,25 @@
 //! Every statement that the relay runs on the outbox and its companions.
 
-mod ask_replay;
 mod attempts;
 mod backlog;
-mod claim;
-mod convert;
-mod decide;
-mod explain_replays;
-mod find;
-mod forget_replays;
+pub mod claim;
 mod former;
-mod give;
 mod history;
 mod index;
-mod look_up;
-mod mark;
+pub mod mark;
 mod other_slots;
 mod owed;
 mod park;
-mod partitions;
 mod replay_rows;
-mod retain;
 mod rewind;
 mod scan;
 mod session_stores;
-mod setup_lock;
 mod state;
 mod statements;
 mod stream_lost;
-mod swap;
-mod sweep;
+pub mod sweep;
 mod take_over;
 mod unread;
-mod verify_rows;
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -48,17 +35,12 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{SimpleQueryMessage, Statement};
 use uuid::Uuid;
 
-pub(crate) use self::backlog::{Backlog, COUNT_MAX};
-pub(crate) use self::convert::Kind;
-pub(crate) use self::explain_replays::KnownEvent;
-pub use self::explain_replays::{ReplayOutcome, ReplayStory};
+pub use self::backlog::{Backlog, COUNT_MAX};
 pub(crate) use self::history::MarkedRow;
-pub(crate) use self::index::OutboxIndex;
+pub use self::index::OutboxIndex;
 pub(crate) use self::owed::Stuck;
-pub(crate) use self::partitions::Detached;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
-pub(crate) use self::retain::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
-pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
+pub use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::scan::Scanner;
 pub(crate) use self::session_stores::{Books, LookedBy, Marks, Rows, Scan, SlotReader};
 use self::statements::Statements;
@@ -75,11 +57,14 @@ pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::postgres::schema;
 use crate::shards::{Shard, Shards};
 
-pub(crate) use self::state::{StateRow, oldest_running};
+pub use self::state::StateRow;
+pub(crate) use self::state::oldest_running;
 pub(crate) use self::stream_lost::Displaced;
 pub(crate) use self::sweep::SweepCursor;
 pub(crate) use self::unread::Unread;
-pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
+
+/// What a partitioned outbox is partitioned by.
+pub const INSERTED_AT: &str = "inserted_at";
 
 /// How long a statement may take where nobody waits for more than a minute, in milliseconds.
 const STATEMENT_MS_MAX: u32 = 55_000;
@@ -88,13 +73,15 @@ const STATEMENT_MS_MAX: u32 = 55_000;
 const LATEST_NEEDED: i32 = 5;
 
 /// A connection for statements, and their texts.
-pub(crate) struct Store {
+pub struct Store {
     connection: Connection,
-    table: Table,
+    /// The outbox.
+    pub table: Table,
     mark_by: MarkBy,
     /// Whose rows this is about; all rows if there is but one shard, or all are meant.
     shard: Option<Shard>,
-    shards: Shards,
+    /// All of which one is ours.
+    pub shards: Shards,
     sql: Statements,
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
@@ -118,17 +105,17 @@ impl Deref for Store {
 
 impl Store {
     /// Connects, and is called `name` in `pg_stat_activity`. Whoever runs a statement bounds it.
-    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+    pub async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
         Self::bounded(config, name, |_| Bound::Caller).await
     }
 
     /// For statements that wait for nobody.
-    pub(crate) async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
+    pub async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
         Self::bounded(config, name, |_| Bound::Answer(ANSWER_MAX)).await
     }
 
     /// For statements that may wait for others. The log says so.
-    pub(crate) async fn patient(config: &Config, name: &str) -> Result<Self, Error> {
+    pub async fn patient(config: &Config, name: &str) -> Result<Self, Error> {
         Self::watched(config, name, &Opening::unobserved(config)).await
     }
 
@@ -143,7 +130,7 @@ impl Store {
     }
 
     /// One more connection, for statements that are bounded as this one's.
-    pub(crate) async fn another(&self, config: &Config, name: &str) -> Result<Self, Error> {
+    pub async fn another(&self, config: &Config, name: &str) -> Result<Self, Error> {
         Self::bounded(config, name, |pid| self.bound().of(pid)).await
     }
 
@@ -197,7 +184,7 @@ impl Store {
     /// # Errors
     ///
     /// Also if something cannot be brought back: [`Error::Unusable`].
-    pub(crate) async fn migrate(&mut self, layout: Layout) -> Result<Vec<Migration>, Error> {
+    pub async fn migrate(&mut self, layout: Layout) -> Result<Vec<Migration>, Error> {
         let lacks = schema::lacking(self, &self.table).await?;
         if let Some(misfit) = schema::misfit(&lacks) {
             return Err(misfit);
@@ -218,12 +205,12 @@ impl Store {
     }
 
     /// Whether a row that is gone may be that of a published event.
-    pub(crate) fn marks_by_deleting(&self) -> bool {
+    pub fn marks_by_deleting(&self) -> bool {
         self.mark_by == MarkBy::Delete
     }
 
     /// Which rows of the outbox are this shard's, as a condition; `o` is what the table is called.
-    fn owned_rows(&self, o: &str) -> String {
+    pub fn owned_rows(&self, o: &str) -> String {
         mark::owned(&self.table, self.shard, o)
     }
 
@@ -253,7 +240,7 @@ impl Store {
 
     /// How long a statement waits for others' locks from now on; `None` is for ever. On the server,
     /// so that nothing waits there when nobody does here any more.
-    pub(crate) async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
+    pub async fn wait_for_locks(&self, timeout: Option<&str>) -> Result<(), Error> {
         let timeout = timeout.unwrap_or("0");
         // Nothing of what follows takes a minute unless something is wrong, and then nobody waits for
         // it here any more.
@@ -280,9 +267,7 @@ impl Store {
         let (ids, seqs, lsns) = owed::columns(resolved);
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         let doing = "mark published rows";
-        let is_by_day = self.is_by_day.get_or_try_init(async || {
-            self.day_partitions().await.map(|partitions| partitions.is_some())
-        });
+        let is_by_day = self.is_by_day.get_or_try_init(|| self.is_partitioned_by_day());
         let lately = is_by_day.await?.then_some((&self.mark_lately, &self.sql.mark_lately, true));
         let (mut marked, mut deleted) = (0, deletes.then(HashSet::new));
         for (cell, sql, tells) in lately.into_iter().chain([(&self.mark, &self.sql.mark, deletes)])
@@ -306,8 +291,21 @@ impl Store {
         Ok((marked, deleted))
     }
 
+    /// Whether the outbox has partitions as `tailpost setup --partitioned` makes them: by when rows
+    /// were inserted.
+    pub async fn is_partitioned_by_day(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT FROM pg_partitioned_table JOIN pg_attribute
+                 ON attrelid = partrelid AND attnum = partattrs[0]
+             WHERE partrelid = to_regclass($1) AND partstrat = 'r' AND partnatts = 1
+                 AND attname = '{INSERTED_AT}' AND atttypid = 'timestamptz'::regtype"
+        );
+        let rows = self.query("look at the partitions", &sql, &[&self.table.quoted()]).await?;
+        Ok(!rows.is_empty())
+    }
+
     /// The type in which a dead letter keeps its payload.
-    async fn dead_payload_type(&self) -> Result<u32, Error> {
+    pub async fn dead_payload_type(&self) -> Result<u32, Error> {
         let dead = self.table.companion("outbox_dead_letter");
         let types = self.types(&dead).await?;
         types.get("payload").map(|it| it.oid).ok_or_else(|| Error::NotSetUp { missing: dead })
@@ -315,7 +313,7 @@ impl Store {
 
     /// Gives dead letters' payloads the type that the outbox has, if it is another one. Says
     /// whether it was.
-    pub(crate) async fn fit_dead_letters(&self) -> Result<bool, Error> {
+    pub async fn fit_dead_letters(&self) -> Result<bool, Error> {
         let Some(type_oid) = self.unfit_dead_letters().await? else { return Ok(false) };
         let dead = self.table.companion("outbox_dead_letter");
         let (from, name) = (self.dead_payload_type().await?, mark::type_name(type_oid));
@@ -338,7 +336,7 @@ impl Store {
     }
 
     /// The snapshot first, then the log's end: what is visible in the one committed before the other.
-    pub(crate) async fn observe(&self) -> Result<Watermark, Error> {
+    pub async fn observe(&self) -> Result<Watermark, Error> {
         let sql = "SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()";
         let row = self.query_one("take a snapshot", sql, &[]).await?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
@@ -398,7 +396,7 @@ impl Store {
     }
 
     /// Where the log ends now, made sure to be followed by something, so that it can be reached.
-    pub(crate) async fn mark_the_end(&self) -> Result<Lsn, Error> {
+    pub async fn mark_the_end(&self) -> Result<Lsn, Error> {
         let end = self.observe().await?.lsn;
         self.heartbeat().await?;
         Ok(end)
@@ -406,7 +404,7 @@ impl Store {
 
     /// Whether `tailpost setup` was run: without the publication a slot can be started, but never
     /// read.
-    pub(crate) async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
+    pub async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         if let Err(unfit) = self.check_outbox().await {
             if let Error::Table(_) = unfit {
                 // The log keeps the shape in which rows were written; the table is what can be mended.
@@ -448,12 +446,12 @@ impl Store {
     }
 
     /// Whether a relay reads the database's texts.
-    pub(crate) async fn check_encoding(&self) -> Result<(), Error> {
+    pub async fn check_encoding(&self) -> Result<(), Error> {
         encoding::check(self).await.map(drop)
     }
 
     /// Whether all tables are there.
-    pub(crate) async fn check_tables(&self) -> Result<(), Error> {
+    pub async fn check_tables(&self) -> Result<(), Error> {
         // The first, and one of the latest.
         for table in ["tailpost_state", "tailpost_streams"] {
             self.check_table(table).await?;
@@ -461,7 +459,8 @@ impl Store {
         Ok(())
     }
 
-    async fn check_table(&self, name: &str) -> Result<(), Error> {
+    /// That there is the companion of that name.
+    pub async fn check_table(&self, name: &str) -> Result<(), Error> {
         let table = self.table.companion(name);
         match self.has_relation("look for the outbox", &table).await? {
             true => Ok(()),
@@ -477,11 +476,7 @@ impl Store {
     ///
     /// [`Error::Unusable`], or [`Error::NotSetUp`] if there is none, or, once,
     /// [`Error::PublicationChanged`].
-    pub(crate) async fn check_publication(
-        &self,
-        publication: &str,
-        slot: &str,
-    ) -> Result<(), Error> {
+    pub async fn check_publication(&self, publication: &str, slot: &str) -> Result<(), Error> {
         let table = &self.table;
         let unfit = match publication::standing(self, table, publication, self.shard).await? {
             Standing::Fit => match publication::age(self, table, publication, slot).await? {

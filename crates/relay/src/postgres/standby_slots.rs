@@ -4,13 +4,10 @@ use super::connection::Connection;
 use crate::error::Error;
 
 /// The setting that names their slots.
-pub(crate) const SETTING: &str = "synchronized_standby_slots";
+pub const SETTING: &str = "synchronized_standby_slots";
 
 /// What the reader of `slot` is kept waiting by, if it is; for whoever asks `what is waited for`.
-pub(crate) async fn held_back(
-    connection: &Connection,
-    slot: &str,
-) -> Result<Option<String>, Error> {
+pub async fn held_back(connection: &Connection, slot: &str) -> Result<Option<String>, Error> {
     let sql = format!(
         "SELECT string_agg(format('%s (%s)', name, CASE WHEN s.slot_name IS NULL THEN 'no such slot'
                     WHEN s.active THEN 'behind' ELSE 'no standby reads it' END), ', ')

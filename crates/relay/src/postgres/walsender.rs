@@ -27,7 +27,7 @@ impl Drop for Walsender {
 /// A replication connection between authentication and `START_REPLICATION`.
 ///
 /// The client bounds nothing. Here every step is bounded.
-pub(crate) struct Replication {
+pub struct Replication {
     client: Walsender,
     /// The server's process behind it.
     pid: i32,
@@ -35,7 +35,7 @@ pub(crate) struct Replication {
 
 impl Replication {
     /// Connects, and asks what cluster this is.
-    pub(crate) async fn connect(config: &Config) -> Result<(Self, IdentifySystem), Error> {
+    pub async fn connect(config: &Config) -> Result<(Self, IdentifySystem), Error> {
         let target = config.postgres.replication_config(&config.slot, &config.publication);
         let target = target.await?;
         let (mut connection, identity) = match Self::open(config, target.clone()).await {

@@ -147,6 +147,15 @@ impl tracing::Subscriber for Log {
 }
 
 /// A source on servers of its own, and whatever shows what it does.
+/// To the crate of operators this one is another one than the one under test.
+async fn set_up(config: &Config, postgres: String, nats: &str) {
+    let mut made = tailpost_relay::Config::new(postgres.parse().unwrap(), nats.parse().unwrap());
+    if config.mode == Mode::Poll {
+        made.mode = tailpost_relay::Mode::Poll;
+    }
+    Box::pin(operate::setup(&made, operate::Storage::default())).await.unwrap();
+}
+
 pub(super) struct Shell<S: Source> {
     pub(super) source: S,
     pub(super) sql: tokio_postgres::Client,
@@ -172,7 +181,7 @@ impl<S: Source> Shell<S> {
         let servers = format!("nats://127.0.0.1:{0},nats://localhost:{0}", nats.port());
         config.nats = servers.parse().unwrap();
         adjust(&mut config);
-        crate::setup(&config, crate::Storage::default()).await.unwrap();
+        set_up(&config, postgres.url("postgres"), &servers).await;
         let sql = postgres.client("postgres").await.unwrap();
         sql.batch_execute(ROWS).await.unwrap();
         let config = Arc::new(config);

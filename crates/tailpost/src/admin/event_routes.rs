@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use operate::event_search::{EventFilter, EventPlace, FoundEvent, FoundState, find_events};
 use relay::Config;
-use relay::event_search::{EventFilter, EventPlace, FoundEvent, FoundState, find_events};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

@@ -9,7 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use inbox::waiting::EffectState;
 use outbox::waiting::{Seen, Waiting};
-use relay::waiting::EventState;
+use relay::EventState;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 

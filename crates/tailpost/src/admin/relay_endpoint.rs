@@ -4,20 +4,23 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use operate::{RetentionStatus, RewindStatus};
 use outbox::checks::Scope;
 use outbox::waiting::Waiting;
-use relay::waiting::EventState;
-use relay::{Config, Refused, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
+use relay::{Config, EventState, Refused, Role, Sample, SlotSample, Status};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
-use super::dead_letters::{self, AppState};
+use super::dead_letters::AppState;
 use super::doctor_routes::Doctor;
 use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
-use super::replay_routes::{self, ReplayState};
-use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention, event_routes, events, slot_routes};
+use super::replay_routes::ReplayState;
+use super::{
+    Admin, Engine, PROGRESS_TIMEOUT, Retention, dead_letters, event_routes, events, replay_routes,
+    slot_routes,
+};
 
 /// A running relay, with all shards that this process has.
 pub(crate) struct Relay {
@@ -70,7 +73,7 @@ impl Relay {
         let checked = Arc::new(config.clone());
         let doctor = Doctor::new(Arc::new(move || {
             let config = Arc::clone(&checked);
-            Box::pin(async move { Ok(relay::doctor(&config, &Scope::default()).await) })
+            Box::pin(async move { Ok(operate::doctor(&config, &Scope::default()).await) })
         }));
         let window = Window { events: config.window.events, bytes: config.window.bytes };
         Self {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use relay::{Config, SlotEntry, slots};
+use operate::{SlotEntry, slots};
+use relay::Config;
 use serde::Serialize;
 
 use super::api::json;

@@ -2,8 +2,9 @@ use std::time::Instant;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use operate::{RetentionStatus, RewindStatus};
 use outbox::waiting::Waiting;
-use relay::{DeadLetterCounts, RetentionStatus, RewindStatus, Role, Sample, SlotSample, Status};
+use relay::{DeadLetterCounts, Role, Sample, SlotSample, Status};
 use tokio::sync::watch;
 use tower::ServiceExt;
 

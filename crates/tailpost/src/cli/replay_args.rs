@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
+use operate::replays::{ReplaySelection, ReplaySource};
 use outbox::dead_letters::Aggregate;
-use relay::replays::{ReplaySelection, ReplaySource};
 use relay::{Glob, Lsn};
 use uuid::Uuid;
 

@@ -2,7 +2,8 @@
 
 use clap::Args;
 use jiff::Timestamp;
-use relay::{Lsn, VerifyOptions};
+use operate::VerifyOptions;
+use relay::Lsn;
 
 use super::dlq_args::since;
 

@@ -7,8 +7,8 @@ pub(super) mod text;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use operate::dead_letters::DeadLetterDetail;
 use outbox::dead_letters::Action;
-use relay::dead_letters::DeadLetterDetail;
 use serde::Serialize;
 use uuid::Uuid;
 

@@ -67,7 +67,7 @@ fn ended(report: Report) -> anyhow::Result<()> {
 async fn report(args: &DoctorArgs, settings: &Settings) -> anyhow::Result<Report> {
     let (config, scope) = (settings.relay_config()?, args.scope());
     let (relay, inbox) = tokio::join!(
-        Box::pin(relay::doctor(&config, &scope)),
+        Box::pin(operate::doctor(&config, &scope)),
         Box::pin(consumer_checks::consumer_checks(settings, &scope))
     );
     let mut checks = relay;

@@ -1,13 +1,14 @@
 //! What became of one event, from its row to its effects.
 
 use inbox::explain::{ConsumerStory, EventRecord};
+use operate::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 use outbox::dead_letters::AuditEntry;
-use relay::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
 use crate::config::Settings;
-use crate::output::{self, Lines, if_any};
-use crate::story::{self, Story};
+use crate::output::{Lines, if_any};
+use crate::story::Story;
+use crate::{output, story};
 
 pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;

@@ -1,7 +1,8 @@
 //! `tailpost maintain`.
 
 use inbox::{Connection, Keep, Maintained};
-use relay::{Config, MaintainProgress, MaintainReport, PartitionsReport};
+use operate::{MaintainProgress, MaintainReport, PartitionsReport};
+use relay::Config;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -9,9 +10,9 @@ use super::progress;
 use crate::cli::MaintainArgs;
 use crate::config::Settings;
 use crate::errors::LacksRights;
-use crate::exit;
-use crate::output::{self, Lines};
+use crate::output::Lines;
 use crate::refusal::Refusal;
+use crate::{exit, output};
 
 /// What was deleted, or would be.
 #[derive(Debug, Serialize)]
@@ -59,7 +60,7 @@ async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, 
         progress::set(bar, it.pages_read.min(it.pages), it.pages);
         bar.set_message(format!("{} rows", it.rows));
     }));
-    let done = relay::maintain(config, args.dry_run, &sender).await;
+    let done = operate::maintain(config, args.dry_run, &sender).await;
     drop(sender);
     // It only draws.
     let _ = drawing.await;

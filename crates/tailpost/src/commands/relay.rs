@@ -1,25 +1,25 @@
 mod shards;
 
 use anyhow::Result;
+use operate::RetentionStatus;
 use outbox::waiting::Waiting;
-use relay::{Config, Reports, RetentionStatus, Role, Status};
+use relay::{Config, Reports, Role, Status};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::info;
 
-use crate::admin::{self, Access, Address, Admin, Relay, Watched};
+use crate::admin::{Access, Address, Admin, Relay, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
 use crate::otlp::Traces;
-use crate::shutdown;
-use crate::systemd;
+use crate::{admin, shutdown, systemd};
 
 pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let config = settings.relay_config()?;
     let chosen = chosen(&config, args.shard)?;
     if let Some(lsn) = args.start_lsn {
         for shard in &chosen {
-            Box::pin(relay::check_start(shard, lsn)).await?;
+            Box::pin(operate::check_start(shard, lsn)).await?;
         }
     }
     let stop = shutdown::on_signal()?;
@@ -67,16 +67,16 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     let mut beside = JoinSet::new();
     if !args.once {
         for (shard, status) in rewinds {
-            beside.spawn(async move { relay::rewind_slot::keep(&shard, &status).await });
+            beside.spawn(async move { operate::rewind_slot::keep(&shard, &status).await });
         }
         let upkept = config.clone();
-        beside.spawn(async move { relay::upkeep::keep(&upkept, &retention).await });
+        beside.spawn(async move { operate::upkeep::keep(&upkept, &retention).await });
         if admin.is_some() {
             let (config, every) = (config.clone(), settings.metrics.interval);
             beside.spawn(async move { relay::sampler::keep(&config, every, &sampled).await });
         }
     }
-    beside.spawn(async move { relay::waiting::answer(&config, &waiting).await });
+    beside.spawn(async move { operate::waiting::answer(&config, &waiting).await });
     let outcome = Box::pin(work).await;
     beside.abort_all();
     told.abort();

@@ -1,10 +1,11 @@
 //! What `verify --repair` says.
 
-use relay::Repair;
+use operate::Repair;
 use tokio::sync::watch;
 
 use super::progress;
-use crate::output::{self, Lines};
+use crate::output;
+use crate::output::Lines;
 
 /// Says what is waited for; shows a bar where somebody looks.
 pub(super) async fn follow(watcher: watch::Receiver<Repair>) {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use inbox::Connection;
-use relay::replays::{
+use operate::replays::{
     ReplayPlan, ReplayRequest, ReplaySource, SourceHolds, ask_replay, plan_replay,
 };
 use serde::Serialize;

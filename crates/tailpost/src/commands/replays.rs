@@ -4,16 +4,16 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::bail;
+use operate::replays::{ReplayDecision, ReplayEntry, Unreplayed, decide_replay, replay, replays};
 use relay::Config;
-use relay::replays::{ReplayDecision, ReplayEntry, Unreplayed, decide_replay, replay, replays};
 use serde::Serialize;
 use uuid::Uuid;
 
 use super::progress;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
-use crate::output::{self, Lines, if_any};
-use crate::shutdown;
+use crate::output::{Lines, if_any};
+use crate::{output, shutdown};
 
 /// How often a replay is looked at that is followed.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -1,5 +1,5 @@
 use anyhow::Context;
-use relay::{SetupPlan, Storage};
+use operate::{SetupPlan, Storage};
 
 use super::setup_report::print;
 use crate::cli::SetupArgs;
@@ -9,7 +9,7 @@ use crate::output;
 pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result<()> {
     let storage = Storage { partitioned: args.partitioned };
     if args.print {
-        let mut plan = relay::plan(&settings.plan_config()?, storage);
+        let mut plan = operate::plan(&settings.plan_config()?, storage);
         if !settings.consumers()?.is_empty() {
             let schema = settings.postgres.table.schema();
             plan.sql += "\n";
@@ -17,7 +17,7 @@ pub(super) async fn run(args: &SetupArgs, settings: &Settings) -> anyhow::Result
         }
         return if args.json { output::json(&plan) } else { output::text(&plan_text(&plan)?) };
     }
-    let mut report = relay::setup(&settings.relay_config()?, storage).await?;
+    let mut report = operate::setup(&settings.relay_config()?, storage).await?;
     if !settings.consumers()?.is_empty() {
         report.steps.extend(super::inbox::inbox_setup::steps(settings).await?);
     }

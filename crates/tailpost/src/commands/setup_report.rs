@@ -1,6 +1,6 @@
 //! What a set-up made and what was there, told.
 
-use relay::SetupReport;
+use operate::SetupReport;
 
 use crate::output;
 
@@ -20,7 +20,7 @@ fn report_text(report: &SetupReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use relay::SetupStep;
+    use operate::SetupStep;
 
     use super::*;
 

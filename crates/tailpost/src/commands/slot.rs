@@ -2,7 +2,8 @@ mod upgrade_plan;
 
 use std::fmt::Write;
 
-use relay::{Config, SlotEntry};
+use operate::SlotEntry;
+use relay::Config;
 use serde::Serialize;
 
 use super::status::bytes;
@@ -19,12 +20,12 @@ pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::R
     let config = settings.relay_config()?;
     match command {
         SlotCommand::List(args) => {
-            let slots = relay::slots(&config).await?;
+            let slots = operate::slots(&config).await?;
             if args.json { output::json(&Slots { slots }) } else { output::text(&table(&slots)) }
         }
         SlotCommand::Create => {
             for shard in config.each_shard() {
-                let state = if relay::create_slot(&shard).await? { "created" } else { "exists" };
+                let state = if operate::create_slot(&shard).await? { "created" } else { "exists" };
                 output::text(&format!("{state:<8} slot {}", shard.slot))?;
             }
             Ok(())
@@ -39,7 +40,7 @@ async fn drop_slots(shards: &[Config], force: bool) -> anyhow::Result<()> {
     let mut dropped = 0;
     let mut missing = None;
     for shard in shards {
-        match relay::drop_slot(shard, force).await {
+        match operate::drop_slot(shard, force).await {
             Ok(()) => {
                 dropped += 1;
                 output::text(&format!("dropped  slot {}", shard.slot))?;

@@ -3,18 +3,17 @@ mod status_text;
 
 use std::time::Duration;
 
-use relay::StatusReport;
+use inbox_status::{ConsumerReport, Inspected};
+use operate::StatusReport;
 use serde::Serialize;
-
 use serde_json::Value;
+use status_text::all_text;
 
 use super::dlq::client::Client;
 use crate::cli::JsonArgs;
 use crate::config::Settings;
 use crate::errors::{ClientError, LacksRights};
 use crate::{exit, output};
-use inbox_status::{ConsumerReport, Inspected};
-use status_text::all_text;
 
 /// How long a relay may take to tell how it does.
 const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -43,7 +42,7 @@ struct Report {
 }
 
 pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<()> {
-    let outbox = match Box::pin(relay::inspect(&settings.relay_config()?)).await {
+    let outbox = match Box::pin(operate::inspect(&settings.relay_config()?)).await {
         Err(error) if !matches!(error, relay::Error::NotSetUp { .. }) && !error.is_forbidden() => {
             return Err(error.into());
         }

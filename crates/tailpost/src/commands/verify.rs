@@ -1,8 +1,8 @@
 use std::time::Instant;
 
 use anyhow::bail;
-use relay::verify::Finding;
-use relay::{Repair, VerifyProgress, VerifyReport};
+use operate::verify::Finding;
+use operate::{Repair, VerifyProgress, VerifyReport};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -10,7 +10,8 @@ use super::status::bytes;
 use super::{progress, repair_text};
 use crate::cli::VerifyArgs;
 use crate::config::Settings;
-use crate::output::{self, Lines};
+use crate::output;
+use crate::output::Lines;
 
 /// Findings of each kind that are shown to people.
 const SHOWN: usize = 5;
@@ -19,7 +20,7 @@ pub(super) async fn run(args: &VerifyArgs, settings: &Settings) -> anyhow::Resul
     let (config, began) = (settings.relay_config()?, Instant::now());
     let (sender, watcher) = watch::channel(VerifyProgress::default());
     let drawing = tokio::spawn(draw(watcher));
-    let verified = relay::verify(&config, &args.options(), &sender).await;
+    let verified = operate::verify(&config, &args.options(), &sender).await;
     drop(sender);
     drawing.await?;
     let report = verified?;
@@ -60,7 +61,7 @@ async fn repaired(
 ) -> anyhow::Result<Repair> {
     let (sender, watcher) = watch::channel(Repair::default());
     let following = tokio::spawn(repair_text::follow(watcher));
-    let repaired = relay::repair(config, report, began, args.execute, &sender).await;
+    let repaired = operate::repair(config, report, began, args.execute, &sender).await;
     drop(sender);
     following.await?;
     Ok(repaired?)
@@ -145,8 +146,8 @@ fn told(finding: &Finding) -> String {
 
 #[cfg(test)]
 mod tests {
-    use relay::StreamRead;
-    use relay::verify::{Kind, KindCount, Unjudged};
+    use operate::StreamRead;
+    use operate::verify::{Kind, KindCount, Unjudged};
 
     use super::*;
 

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use inbox::Connection;
 use inbox::waiting::EffectState;
 use outbox::waiting::{Seen, Waiting};
-use relay::waiting::EventState;
+use relay::EventState;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
 
@@ -27,7 +27,7 @@ pub(super) async fn run(args: &WaitArgs, settings: &Settings) -> anyhow::Result<
     match &args.processed_by {
         None => {
             let state = if args.direct {
-                relay::waiting::for_event(&settings.relay_config()?, id, args.timeout).await?
+                operate::waiting::for_event(&settings.relay_config()?, id, args.timeout).await?
             } else {
                 let client = Client::new(&settings.admin)?;
                 ask(&client, &format!("events/{id}/wait"), args.timeout).await?

@@ -9,15 +9,15 @@ use super::{Store, mark, sweep};
 use crate::error::Error;
 
 /// Counting more rows than this tells nobody anything.
-pub(crate) const COUNT_MAX: i64 = 100_000;
+pub const COUNT_MAX: i64 = 100_000;
 
 /// Rows that are not published.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Backlog {
+pub struct Backlog {
     /// At most [`COUNT_MAX`].
-    pub(crate) rows: i64,
+    pub rows: i64,
     /// The age of the oldest of them, in seconds.
-    pub(crate) oldest_seconds: Option<f64>,
+    pub oldest_seconds: Option<f64>,
     /// When that one occurred, in seconds since 1970.
     pub(crate) oldest_at: Option<f64>,
 }
@@ -32,12 +32,12 @@ impl Store {
     }
 
     /// For an operator who waits for the answer: a lock is named.
-    pub(crate) async fn be_asked(&self) -> Result<(), Error> {
+    pub async fn be_asked(&self) -> Result<(), Error> {
         self.batch_execute(COUNTING, "SET lock_timeout = '5s'").await
     }
 
     /// Who has locked the outbox against reading, if anybody has.
-    pub(crate) async fn exclusive_holder(&self) -> Result<Option<String>, Error> {
+    pub async fn exclusive_holder(&self) -> Result<Option<String>, Error> {
         let sql = "SELECT concat('process ', pid, ' (' || nullif(application_name, '') || ')')
             FROM pg_locks JOIN pg_stat_activity USING (pid)
             WHERE relation = to_regclass($1) AND granted AND mode = 'AccessExclusiveLock'";
@@ -76,7 +76,7 @@ impl Store {
     /// Counts what is not marked, and what no watermark says is published. With the index of
     /// transactions only where there can be such rows: behind what was swept, and among those that
     /// came back. But while a gap is being filled it may be any row.
-    pub(crate) async fn backlog(&self, slot: &str) -> Result<Backlog, Error> {
+    pub async fn backlog(&self, slot: &str) -> Result<Backlog, Error> {
         let swept = if self.has_index_of_transactions().await? {
             self.load_state(slot).await?.filter(|it| it.is_gap_filled).and_then(|it| it.swept)
         } else {

@@ -20,7 +20,7 @@ const LOOKED_AT: usize = 1_024;
 const DOING: &str = "claim rows";
 
 /// The key of the advisory lock that a claim has of a row's aggregate.
-pub(super) fn aggregate_key(table: &Table) -> String {
+pub fn aggregate_key(table: &Table) -> String {
     format!(
         "hashtextextended('tailpost aggregate ' || coalesce({}::text, '')
              || E'\\x1f' || coalesce({}::text, ''), 0)",
@@ -130,7 +130,7 @@ impl Rows {
 
 impl Store {
     /// What keeps claims cheap while many rows wait. Says whether it was missing.
-    pub(crate) async fn ensure_poll_index(&self) -> Result<bool, Error> {
+    pub async fn ensure_poll_index(&self) -> Result<bool, Error> {
         let index = self.table.companion("idx_outbox_unpublished_seq");
         let sql = "SELECT to_regclass($1) IS NULL";
         let found = self.query_one("look for the index", sql, &[&index]).await?;

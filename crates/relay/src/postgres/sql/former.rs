@@ -42,7 +42,7 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::Unusable`] with the statement that brings the rows, or the name, back.
-    pub(crate) async fn check_former(&self) -> Result<(), Error> {
+    pub async fn check_former(&self) -> Result<(), Error> {
         let (table, doing) = (&self.table, "look for a former outbox");
         let (view, outbox) = (table.companion("outbox_status"), table.quoted());
         let parameters: [&(dyn ToSql + Sync); 4] = [&view, &outbox, &table.schema(), &table.name()];

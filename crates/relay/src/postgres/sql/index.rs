@@ -11,7 +11,7 @@ const LOCK_TIMEOUT: &str = "10s";
 
 /// An index of the outbox, besides its primary key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OutboxIndex {
+pub enum OutboxIndex {
     /// Of rows without a mark. Every mark touches it.
     Unmarked,
     /// Of transactions: the way to rows that wait, or came back, where no row has a mark, and to one
@@ -23,7 +23,7 @@ pub(crate) enum OutboxIndex {
 
 impl OutboxIndex {
     /// Those that a relay of this configuration needs.
-    pub(crate) fn wanted(config: &Config) -> Vec<Self> {
+    pub fn wanted(config: &Config) -> Vec<Self> {
         match config.mark.by {
             MarkBy::Lean => vec![Self::Transactions, Self::Times],
             MarkBy::Row | MarkBy::Delete if config.each_shard().len() > 1 => {
@@ -33,7 +33,8 @@ impl OutboxIndex {
         }
     }
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// As PostgreSQL calls it.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Unmarked => "idx_outbox_unpublished",
             Self::Transactions => "idx_outbox_txid",
@@ -58,7 +59,7 @@ impl OutboxIndex {
     }
 
     /// The statement that makes it where nobody writes.
-    pub(crate) fn create(self, table: &Table) -> String {
+    pub fn create(self, table: &Table) -> String {
         let column = match self {
             Self::Unmarked | Self::Times => table.column(Column::OccurredAt),
             Self::Transactions => "txid".to_owned(),
@@ -93,7 +94,7 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::Conflict`] if there is something of that name that cannot be used.
-    pub(crate) async fn ensure_index(&self, index: OutboxIndex) -> Result<bool, Error> {
+    pub async fn ensure_index(&self, index: OutboxIndex) -> Result<bool, Error> {
         if self.has_index(index).await? {
             return Ok(false);
         }
@@ -158,7 +159,7 @@ impl Store {
 
     /// Room for marks in pages to come, where nobody has said how much: as on a table that was made for
     /// marks. A partitioned table takes no such setting.
-    pub(crate) async fn make_room_for_marks(&self) -> Result<(), Error> {
+    pub async fn make_room_for_marks(&self) -> Result<(), Error> {
         let sql = "SELECT relkind = 'r' AND coalesce(array_to_string(reloptions, ' '), '')
                        !~ 'fillfactor=([0-9]|[0-9][0-9])( |$)'
                    FROM pg_class WHERE oid = to_regclass($1)";
@@ -174,7 +175,7 @@ impl Store {
 
     /// Indexes that are there, and that a relay of this configuration has no use for, each as the
     /// statement that drops it.
-    pub(crate) async fn needless_indexes(&self, config: &Config) -> Result<Vec<String>, Error> {
+    pub async fn needless_indexes(&self, config: &Config) -> Result<Vec<String>, Error> {
         let wanted = OutboxIndex::wanted(config);
         let sql = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)";
         let kind = self.query_opt("look for indexes", sql, &[&self.table.quoted()]).await?;

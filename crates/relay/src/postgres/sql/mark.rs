@@ -14,12 +14,12 @@ use crate::shards::Shard;
 /// was in quiet times. Told plainly, it would go through all of them for every id (5,000 marks took 86 s
 /// with 100,000 unmarked rows). So it is told in a way of which it knows nothing, and to which
 /// no index leads.
-pub(super) const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
+pub const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
 
 /// That something can be done about a row of the outbox, called `o` there: it has an id, and is not
 /// [owed] a mark. The latter is looked up row by row, last of all: there are hardly ever
 /// any, and a join would take the order away that an index gives.
-pub(super) fn not_owed(table: &Table) -> String {
+pub fn not_owed(table: &Table) -> String {
     format!(
         "o.{id} IS NOT NULL AND NOT EXISTS (SELECT FROM {} w WHERE w.id = o.{id} OFFSET 0)",
         table.companion("tailpost_owed"),
@@ -32,12 +32,12 @@ pub(super) fn not_owed(table: &Table) -> String {
 /// updated since. PostgreSQL keeps 32 bits of that; it is the youngest with these that may be over. In a
 /// savepoint it is not the top level's: such a row may be taken for older than a slot that was created
 /// meanwhile.
-pub(super) fn transaction(o: &str) -> String {
+pub fn transaction(o: &str) -> String {
     format!("coalesce({o}.txid, {})", version(o))
 }
 
 /// The transaction that wrote the version of a row, as far as 32 bits tell.
-pub(super) fn version(row: &str) -> String {
+pub fn version(row: &str) -> String {
     let next = "pg_snapshot_xmax(pg_current_snapshot())::text::numeric";
     format!(
         "(greatest({next} - mod({next} - {row}.xmin::text::numeric
@@ -106,7 +106,7 @@ pub(super) fn mark_on_trust(table: &Table, by: MarkBy) -> String {
 }
 
 /// Whether a row without a mark, called `o` there, is not published all the same.
-pub(super) fn not_published(table: &Table, o: &str) -> String {
+pub fn not_published(table: &Table, o: &str) -> String {
     format!(
         "NOT EXISTS (SELECT FROM {} p WHERE NOT pg_visible_in_snapshot({txid}, p.start_snapshot)
              AND pg_visible_in_snapshot({txid}, p.end_snapshot))",
@@ -214,7 +214,7 @@ pub(super) fn kept_as(payload_type: u32) -> u32 {
 }
 
 /// The name of such a type.
-pub(super) fn type_name(payload_type: u32) -> &'static str {
+pub fn type_name(payload_type: u32) -> &'static str {
     match kept_as(payload_type) {
         JSON => "json",
         JSONB => "jsonb",

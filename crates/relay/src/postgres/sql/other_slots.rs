@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::postgres::publication::FILTERS_SINCE;
 
 /// A slot of another number of shards, of which there is a record beside the outbox.
-pub(crate) struct OtherSlot {
-    pub(crate) name: String,
+pub struct OtherSlot {
+    pub name: String,
     /// PostgreSQL still has it: somebody may publish from it.
     exists: bool,
 }
@@ -59,7 +59,7 @@ fn row_filters(number: i32, version: &str) -> Result<(), Error> {
 
 impl Store {
     /// Refuses a server without row filters, where there are several shards.
-    pub(crate) async fn check_row_filters(&self) -> Result<(), Error> {
+    pub async fn check_row_filters(&self) -> Result<(), Error> {
         if self.shard.is_none() {
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::Unusable`], with what to do.
-    pub(crate) async fn check_shards(&self, config: &Config) -> Result<(), Error> {
+    pub async fn check_shards(&self, config: &Config) -> Result<(), Error> {
         let others = self.slots_of_other_shards(config).await?;
         refusal(&others, config).map_or(Ok(()), Err)
     }
@@ -84,7 +84,7 @@ impl Store {
     /// # Errors
     ///
     /// [`Error::Unusable`] if one of them exists.
-    pub(crate) async fn dropped_slots_of_other_shards(
+    pub async fn dropped_slots_of_other_shards(
         &self,
         config: &Config,
     ) -> Result<Vec<OtherSlot>, Error> {
@@ -111,7 +111,7 @@ impl Store {
 
     /// Publications of the outbox that were made for another number of shards. They cost nothing and do
     /// no harm.
-    pub(crate) async fn publications_of_other_shards(
+    pub async fn publications_of_other_shards(
         &self,
         config: &Config,
     ) -> Result<Vec<String>, Error> {

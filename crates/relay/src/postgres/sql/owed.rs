@@ -250,7 +250,7 @@ impl Rows {
 impl Store {
     /// How many rows are owed a mark or their removal. Of how many of them the database refuses that,
     /// and why it refuses one of them.
-    pub(crate) async fn owed(&self) -> Result<(u64, Option<(u64, String)>), Error> {
+    pub async fn owed(&self) -> Result<(u64, Option<(u64, String)>), Error> {
         let sql = format!(
             "SELECT count(*), count(reason), max(reason) FROM {}",
             self.table.companion("tailpost_owed")
@@ -263,7 +263,7 @@ impl Store {
 
 impl Store {
     /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
-    pub(crate) async fn unidentified(&self) -> Result<u64, Error> {
+    pub async fn unidentified(&self) -> Result<u64, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let sql = format!(
             "SELECT count(*) FROM (

@@ -221,7 +221,7 @@ impl Store {
     /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
     /// for the scanner. The event's first row may still be there, if it was not visible when it was
     /// parked.
-    pub(super) async fn put_back(&self) -> Result<String, Error> {
+    pub async fn put_back(&self) -> Result<String, Error> {
         let (table, outbox) = (&self.table, self.table.quoted());
         let sql = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
                  WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped

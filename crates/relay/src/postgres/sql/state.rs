@@ -12,20 +12,23 @@ use crate::error::Error;
 
 /// The state row: what the slot brings, and how far the log has been worked through.
 #[derive(Debug, Clone)]
-pub(crate) struct StateRow {
-    pub(crate) system_identifier: String,
+pub struct StateRow {
+    /// The cluster's, in decimals.
+    pub system_identifier: String,
     /// `None` while the slot is being created: it says nothing yet.
-    pub(crate) start_snapshot: Option<String>,
-    pub(crate) epoch: i64,
+    pub start_snapshot: Option<String>,
+    /// The slot's, counted from 1.
+    pub epoch: i64,
     /// The log brings everything that `start_snapshot` says.
-    pub(crate) is_trusted: bool,
-    pub(crate) watermark: Option<Watermark>,
+    pub is_trusted: bool,
+    /// The latest one that was reached.
+    pub watermark: Option<Watermark>,
     /// The latest one below which everything is marked.
-    pub(crate) swept: Option<Watermark>,
+    pub swept: Option<Watermark>,
     /// The slot is never confirmed beyond it.
-    pub(crate) checkpoint: Option<Lsn>,
+    pub checkpoint: Option<Lsn>,
     /// What the slot does not bring is published.
-    pub(crate) is_gap_filled: bool,
+    pub is_gap_filled: bool,
     pub(crate) resolved: Option<ResolvedPlace>,
     pub(crate) looks: LastLooks,
     /// Events without a row may have been written since.
@@ -103,7 +106,7 @@ impl Books {
 
 impl Store {
     /// Where the log ends now.
-    pub(crate) async fn log_end(&self) -> Result<Lsn, Error> {
+    pub async fn log_end(&self) -> Result<Lsn, Error> {
         let sql = "SELECT pg_current_wal_insert_lsn()";
         let row = self.query_one("ask for the log's end", sql, &[]).await?;
         let end: PgLsn = row.get(0);
@@ -195,7 +198,7 @@ impl Store {
 
     /// Says that the slot's relay takes events without a row: until then `outbox_emit_wal` refuses
     /// them. There must be a slot by now.
-    pub(crate) async fn accept_wal_messages(&self, slot: &str) -> Result<(), Error> {
+    pub async fn accept_wal_messages(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {state} SET wal_prefix = $2, wal_seq = pg_get_serial_sequence($3, 'seq')
              WHERE slot = $1 AND (wal_prefix IS DISTINCT FROM $2
@@ -208,7 +211,7 @@ impl Store {
 
     /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
     /// until they are [forgotten](Self::forget_wal_messages).
-    pub(crate) async fn refuse_wal_messages(&self, slot: &str) -> Result<(), Error> {
+    pub async fn refuse_wal_messages(&self, slot: &str) -> Result<(), Error> {
         self.take_no_wal_messages(slot, "wal_seq").await
     }
 
@@ -227,7 +230,7 @@ impl Store {
     }
 
     /// Says, before a slot is dropped on purpose, why.
-    pub(crate) async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
+    pub async fn announce_drop(&self, slot: &str, reason: &str) -> Result<(), Error> {
         let sql = format!(
             "UPDATE {} SET epoch_reason = $2, epoch_at = NULL, updated_at = now() WHERE slot = $1",
             self.table.companion("tailpost_state")
@@ -286,14 +289,14 @@ impl Store {
     }
 
     /// Whether everything that committed before `end` is resolved, as the slot says.
-    pub(crate) async fn is_confirmed(&self, slot: &str, end: Lsn) -> Result<bool, Error> {
+    pub async fn is_confirmed(&self, slot: &str, end: Lsn) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
                                   WHERE slot_name = $1 AND confirmed_flush_lsn >= $2)";
         Ok(self.query_one("look at the slot", sql, &[&slot, &PgLsn::from(end.0)]).await?.get(0))
     }
 
     /// Which process reads the slot.
-    pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
+    pub async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
         let sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1";
         let row = self.query_opt("look at the slot", sql, &[&slot]).await?;
         Ok(row.and_then(|row| row.get(0)))
@@ -315,7 +318,7 @@ impl Store {
     }
 
     /// One relay at a time decides what becomes of a slot. Released with the connection at the latest.
-    pub(crate) async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
+    pub async fn lock_slot(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_lock(hashtextextended('tailpost slot ' || $1, 0))";
         self.perform("lock the slot", sql, &[&slot]).await
     }
@@ -325,12 +328,14 @@ impl Store {
         self.perform("unlock the slot", sql, &[&slot]).await
     }
 
-    pub(crate) async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
+    /// Drops the slot; nobody may read it.
+    pub async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
         self.perform("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])
             .await
     }
 
-    pub(crate) async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
+    /// What is written down of the slot, if anything.
+    pub async fn load_state(&self, slot: &str) -> Result<Option<StateRow>, Error> {
         let sql = format!(
             "SELECT system_identifier::text, start_snapshot::text, epoch,
                     watermark_snapshot::text, watermark_lsn, start_lsn IS NOT NULL,

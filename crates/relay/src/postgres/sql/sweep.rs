@@ -20,11 +20,11 @@ use crate::error::Error;
 const LOOKING: &str = "look for unmarked rows";
 
 /// Below every snapshot: a row of this transaction is the scanner's, whenever the slot was created.
-pub(super) const OLDEST_TRANSACTION: u8 = 3;
+pub const OLDEST_TRANSACTION: u8 = 3;
 
 /// Rows of these came back to the outbox, for the scanner: dead letters that were requeued, and what
 /// the log did not bring. PostgreSQL gives no transaction a smaller number.
-pub(super) const CAME_BACK: &str = "txid < '4'";
+pub const CAME_BACK: &str = "txid < '4'";
 
 /// One look at all unmarked rows of the log that a watermark covers, however many they are: what is
 /// not taken waits on the connection and in the server.
@@ -107,7 +107,7 @@ impl Store {
     }
 
     /// Marks rows whose messages were read in the stream.
-    pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
+    pub async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
         let resolved = |it: &Stored| Resolved {
             id: it.id,
             seq: Some(it.seq),

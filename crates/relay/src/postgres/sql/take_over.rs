@@ -92,7 +92,7 @@ impl Store {
     }
 
     /// Subscriptions that write to the outbox now, whose rows have transactions of another cluster.
-    pub(crate) async fn subscriptions(&self) -> Result<Vec<String>, Error> {
+    pub async fn subscriptions(&self) -> Result<Vec<String>, Error> {
         let sql = "SELECT DISTINCT subname::text FROM pg_subscription_rel
                    JOIN pg_subscription s ON s.oid = srsubid
                    WHERE srrelid = $1::text::regclass AND subenabled ORDER BY 1";

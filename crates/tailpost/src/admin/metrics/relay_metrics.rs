@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use operate::{RetentionStatus, RewindStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use relay::{Config, RetentionStatus, RewindStatus, Sample, Status};
+use relay::{Config, Sample, Status};
 use tokio::sync::watch;
 
 use super::relay_table::{

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relay::{
-    BreakerState, RetentionStatus, RewindStatus, Role, Sample, SlotSample, SlotStatus, Status,
-};
+use operate::{RetentionStatus, RewindStatus};
+use relay::{BreakerState, Role, Sample, SlotSample, SlotStatus, Status};
 
 use super::declare::{
     Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,

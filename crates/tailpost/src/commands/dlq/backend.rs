@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
+use operate::dead_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
 use outbox::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
-
 use relay::Config;
-use relay::dead_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;

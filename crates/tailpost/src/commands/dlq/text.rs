@@ -60,7 +60,7 @@ fn letter<L: Shown>(text: &mut String, letter: &L) {
     line(text, &format!("{}\n    {reason}", one_line(&headline)));
 }
 
-impl Shown for relay::dead_letters::DeadLetter {
+impl Shown for operate::dead_letters::DeadLetter {
     const QUEUE: &'static str = "outbox";
     const VERBS: &'static str = "`requeue`";
 

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use inbox::waiting::EffectState;
-use relay::{Canary, Config, Legs};
+use operate::{Canary, Legs};
+use relay::Config;
 use serde::Serialize;
 
 use crate::cli::DoctorArgs;
@@ -47,7 +48,7 @@ pub(super) async fn run(
     settings: &Settings,
     config: &Config,
 ) -> anyhow::Result<Vec<Probed>> {
-    let canaries = Box::pin(relay::canaries(config)).await?;
+    let canaries = Box::pin(operate::canaries(config)).await?;
     let consumers: Vec<&str> =
         canaries.iter().flat_map(|it| it.consumers.iter().map(String::as_str)).collect();
     if !consumers.is_empty() && !args.yes {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use inbox::Error;
-use relay::{SetupReport, SetupStep};
+use operate::{SetupReport, SetupStep};
 
 use super::builder::builder;
 use crate::cli::JsonArgs;

@@ -2,14 +2,15 @@
 
 use std::fmt::Write;
 
-use relay::{Config, UpgradeReport};
+use operate::UpgradeReport;
+use relay::Config;
 
 use crate::cli::PrepareUpgradeArgs;
 use crate::output;
 use crate::refusal::{Kind, Refusal};
 
 pub(super) async fn run(args: &PrepareUpgradeArgs, config: &Config) -> anyhow::Result<()> {
-    let report = relay::prepare_upgrade(config, args.timeout).await?;
+    let report = operate::prepare_upgrade(config, args.timeout).await?;
     if args.json { output::json(&report) } else { output::text(&report_text(&report)) }?;
     // Some of it may be over by itself later.
     let kind = if report.timed_out { Kind::TimedOut } else { Kind::Refused };
@@ -65,7 +66,7 @@ fn line(text: &mut String, what: &str, said: &str) {
 
 #[cfg(test)]
 mod tests {
-    use relay::{UpgradeSlot, UpgradeStep};
+    use operate::{UpgradeSlot, UpgradeStep};
 
     use super::*;
 

@@ -1,14 +1,15 @@
 //! What people read.
 
 use jiff::{SignedDuration, Timestamp};
-use relay::{
+use operate::{
     OutboxReport, PartitionsStatus, RetentionReport, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
 use serde_json::Value;
 
 use super::{Report, bytes};
-use crate::output::{self, Lines, if_any};
+use crate::output;
+use crate::output::{Lines, if_any};
 
 /// For so long comparisons may fail before that is a warning.
 const UNCOMPARED_MAX: SignedDuration = SignedDuration::from_mins(10);

@@ -27,7 +27,7 @@ struct Left {
 pub(super) async fn run(args: &WaitArgs, settings: &Settings) -> anyhow::Result<()> {
     let until = Instant::now() + args.timeout;
     let config = settings.relay_config()?;
-    let unpublished = relay::waiting::for_everything(&config, args.timeout).await?;
+    let unpublished = operate::waiting::for_everything(&config, args.timeout).await?;
     let unprocessed = match &args.processed_by {
         Some(consumer) if unpublished == 0 => Some(processed(consumer, settings, until).await?),
         _ => None,

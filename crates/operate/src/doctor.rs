@@ -1,0 +1,228 @@
+//! What deployments get wrong: read from both servers, judged by rules, each with what mends it.
+//!
+//! Reading and judging are apart. `read_*` ask the servers, every answer within a bound, and what one
+//! of them cannot tell is a missing fact. The rules see facts only.
+
+mod broker_rules;
+mod canary;
+mod facts;
+mod managed_rules;
+mod outbox_rules;
+mod read_broker;
+mod read_outbox;
+mod read_server;
+mod read_shard;
+mod relay_rules;
+mod replication_rules;
+mod server_rules;
+mod stream_rules;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::Client as NatsClient;
+use outbox::checks::{Category, Check, Rule, Scope, Skip};
+use tokio::time::timeout;
+
+pub use self::canary::{Canary, Legs, canaries};
+use self::facts::{Contents, Facts, Failure, Known, OutboxTable, Role, Seen, Server, ShardFacts};
+use self::facts::{no_nats, no_postgres};
+use crate::sql::Store;
+use relay::Error;
+use relay::access::{Connection, answered};
+use relay::{Config, Mode};
+
+/// How long a server may take to let us in.
+const CONNECT_MAX: Duration = Duration::from_secs(6);
+
+/// How long all answers may take that follow the first.
+const REST_MAX: Duration = Duration::from_secs(10);
+
+/// The rules about all shards together, but for those about the log.
+const RULES: [&[Rule<Seen>]; 5] = [
+    server_rules::RULES,
+    managed_rules::RULES,
+    outbox_rules::RULES,
+    broker_rules::RULES,
+    relay_rules::RULES,
+];
+
+/// The ids of all checks, with what they are about.
+#[must_use]
+pub fn doctor_checks() -> Vec<(&'static str, Category)> {
+    let of_the_log = [replication_rules::RULES, replication_rules::EACH_SHARD, stream_rules::RULES];
+    let rules = RULES.iter().chain(&of_the_log).flat_map(|it| it.iter());
+    rules.map(|it| (it.id, it.category)).collect()
+}
+
+/// Looks at both servers, and judges what it finds. Takes at most 25 s, whatever the servers do,
+/// and changes nothing.
+pub async fn doctor(config: &Config, scope: &Scope) -> Vec<Check> {
+    judge(config, &Arc::new(read(config).await), scope)
+}
+
+fn judge(config: &Config, facts: &Arc<Facts>, scope: &Scope) -> Vec<Check> {
+    let configs = config.each_shard();
+    let is_divided = configs.len() > 1;
+    let seen = |config: &Config, shard: &Arc<ShardFacts>| Seen {
+        config: config.clone(),
+        facts: Arc::clone(facts),
+        shard: Arc::clone(shard),
+        host: config.postgres.host_name(),
+    };
+    let reads_log = config.mode != Mode::Poll;
+    let mut checks = Vec::new();
+    if let Some(shard) = facts.shards.first() {
+        let seen = seen(config, shard);
+        checks.extend(RULES.iter().flat_map(|rules| scope.checks(rules, &seen, None)));
+        if reads_log {
+            checks.extend(scope.checks(replication_rules::RULES, &seen, None));
+        }
+    }
+    for (config, shard) in configs.iter().zip(&facts.shards) {
+        let seen = seen(config, shard);
+        let subject = |name| is_divided.then_some(name);
+        if reads_log {
+            let about = subject(config.slot.as_str());
+            checks.extend(scope.checks(replication_rules::EACH_SHARD, &seen, about));
+        }
+        let about = subject(config.stream.name.as_str());
+        checks.extend(scope.checks(stream_rules::RULES, &seen, about));
+    }
+    checks
+}
+
+async fn read(config: &Config) -> Facts {
+    let (database, (mut broker, streams)) =
+        tokio::join!(Box::pin(read_database(config)), Box::pin(read_nats(config)));
+    let Database { server, replication, rest } = database;
+    let Rest { role, table, contents, shards: publications_and_slots } = rest;
+    let mut shards = Vec::new();
+    for ((publication, slot), (stream, overlaps, clock)) in
+        publications_and_slots.into_iter().zip(streams)
+    {
+        if let Ok(broker) = &mut broker {
+            broker.clock = broker.clock.or(clock);
+        }
+        shards.push(Arc::new(ShardFacts { publication, slot, stream, overlaps }));
+    }
+    Facts { server, role, table, contents, replication, broker, shards }
+}
+
+type PublicationAndSlot = (Known<facts::Publication>, Known<Option<facts::SlotFacts>>);
+
+struct Database {
+    server: Result<Server, Failure>,
+    replication: Known<Result<(), Failure>>,
+    rest: Rest,
+}
+
+/// What is asked of a server that answers.
+struct Rest {
+    role: Known<Role>,
+    table: Known<OutboxTable>,
+    contents: Known<Contents>,
+    shards: Vec<PublicationAndSlot>,
+}
+
+impl Rest {
+    fn unknown(config: &Config, why: &Skip) -> Self {
+        let shards = config.each_shard();
+        Self {
+            role: Err(why.clone()),
+            table: Err(why.clone()),
+            contents: Err(why.clone()),
+            shards: shards.iter().map(|_| (Err(why.clone()), Err(why.clone()))).collect(),
+        }
+    }
+}
+
+async fn read_database(config: &Config) -> Database {
+    let asked = async {
+        let connection = read_server::connect(config).await?;
+        let server = read_server::server(&connection).await;
+        Ok((connection, server.map_err(|error| Failure::of(&error))?))
+    };
+    let (connection, server) = match asked.await {
+        Ok(asked) => asked,
+        Err(failure) => {
+            let rest = Rest::unknown(config, &no_postgres());
+            return Database { server: Err(failure), replication: Err(no_postgres()), rest };
+        }
+    };
+    // After the walsenders were counted, of which this is one.
+    let (replication, rest) = tokio::join!(
+        Box::pin(read_server::replication(config)),
+        timeout(REST_MAX, Box::pin(read_rest(&connection, config))),
+    );
+    let late = || Skip::because(format!("PostgreSQL did not answer within {REST_MAX:?}"));
+    let rest = rest.unwrap_or_else(|_| Rest::unknown(config, &late()));
+    Database { server: Ok(server), replication, rest }
+}
+
+async fn read_rest(connection: &Connection, config: &Config) -> Rest {
+    let role = read_server::role(connection, config.table.schema()).await;
+    let role = role.map_err(|error| read_server::skip(&error));
+    let table = read_outbox::table(connection, config).await;
+    let contents = match &table {
+        Ok(table) if table.exists => contents(connection, config).await,
+        Ok(_) => Ok(Contents::default()),
+        Err(why) => Err(why.clone()),
+    };
+    let mut shards = Vec::new();
+    for config in config.each_shard() {
+        let publication = read_shard::publication(connection, &config).await;
+        shards.push((publication, read_shard::slot(connection, &config).await));
+    }
+    Rest { role, table, contents, shards }
+}
+
+/// On a connection of its own, as the relay opens them.
+async fn contents(connection: &Connection, config: &Config) -> Known<Contents> {
+    let connected = async {
+        let store = Store::brief(config, "tailpost doctor").await?;
+        let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
+        store.batch_execute("configure the session", bounded).await?;
+        Ok(store)
+    };
+    let store = answered("connect", connected).await;
+    let store = store.map_err(|error| read_server::skip(&error))?;
+    let read = read_outbox::contents(connection, &store, config).await;
+    read.map_err(|error| read_server::skip(&error))
+}
+
+type StreamAndOverlaps =
+    (Known<Option<facts::StreamFacts>>, Known<Vec<facts::Overlap>>, Option<(f64, f64)>);
+
+async fn read_nats(config: &Config) -> (Result<facts::Broker, Failure>, Vec<StreamAndOverlaps>) {
+    let configs = config.each_shard();
+    let client = match read_broker::connect(config).await {
+        Ok(client) => client,
+        Err(failure) => {
+            let unknown = |_: &Config| (Err(no_nats()), Err(no_nats()), None);
+            return (Err(failure), configs.iter().map(unknown).collect());
+        }
+    };
+    let late = || Skip::because(format!("NATS did not answer within {REST_MAX:?}"));
+    let streams = configs.iter().map(async |config| {
+        let asked = timeout(REST_MAX, stream(&client, config)).await;
+        asked.unwrap_or_else(|_| (Err(late()), Err(late()), None))
+    });
+    let (broker, streams) =
+        tokio::join!(read_broker::broker(&client), futures_util::future::join_all(streams));
+    (Ok(broker), streams)
+}
+
+async fn stream(client: &NatsClient, config: &Config) -> StreamAndOverlaps {
+    let (stream, clock) = read_broker::stream(client, &config.stream.name, Some(config)).await;
+    let overlaps = read_broker::overlaps(client, config).await;
+    (stream, overlaps, clock)
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        Self { said: relay::access::describe(error), hint: error.hint(), sqlstate: error.code() }
+    }
+}

@@ -1,0 +1,274 @@
+//! What providers of PostgreSQL want, each in its own way.
+//!
+//! A provider is known by roles and settings that only it has. The facts are from their manuals.
+
+use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use outbox::quote;
+use relay::Mode;
+
+use super::facts::{Seen, Server};
+
+const POLLS: &str = "relay.mode = \"poll\" reads no log";
+
+pub(super) const RULES: &[Rule<Seen>] = &[
+    rule("managed-service", "the provider is known", service),
+    rule("managed-logical-decoding", "the provider lets the log be decoded", logical_decoding),
+    rule(
+        "managed-replication-role",
+        "the role may replicate as the provider has it",
+        replication_role,
+    ),
+    rule("managed-iam", "the role can log in for replication", iam),
+    rule("managed-direct-host", "postgres.url names the server and not a pooler", direct_host),
+    rule("managed-failover", "a failover keeps the slot", failover),
+    rule("managed-slot-removal", "the provider removes no slot", slot_removal),
+];
+
+const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged) -> Rule<Seen> {
+    Rule::new(id, Category::Managed, title, judge).before_setup()
+}
+
+/// Who runs the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Service {
+    Rds,
+    CloudSql,
+    Azure,
+    Neon,
+    Supabase,
+    CloudNativePg,
+}
+
+impl Service {
+    pub(super) fn of(server: &Server) -> Option<Self> {
+        let has = |name: &str| server.traits.iter().any(|it| it == name);
+        [
+            ("rds_superuser", Self::Rds),
+            ("rds.logical_replication", Self::Rds),
+            ("cloudsqlsuperuser", Self::CloudSql),
+            ("azure_pg_admin", Self::Azure),
+            ("neon_superuser", Self::Neon),
+            ("supabase_admin", Self::Supabase),
+            ("cnpg.config_sha256", Self::CloudNativePg),
+        ]
+        .into_iter()
+        .find_map(|(name, service)| has(name).then_some(service))
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rds => "Amazon RDS or Aurora",
+            Self::CloudSql => "Google Cloud SQL",
+            Self::Azure => "Azure Database for PostgreSQL",
+            Self::Neon => "Neon",
+            Self::Supabase => "Supabase",
+            Self::CloudNativePg => "CloudNativePG",
+        }
+    }
+
+    /// What turns logical decoding on.
+    pub(super) fn enable_decoding(self) -> Vec<Remedy> {
+        let parameter = |text: &str| Remedy::advice(text.to_owned());
+        match self {
+            Self::Rds => vec![
+                parameter(
+                    "set rds.logical_replication = 1 in the parameter group of the instance or \
+                     cluster",
+                ),
+                Remedy::restart("the instance"),
+            ],
+            Self::CloudSql => vec![
+                Remedy::shell(
+                    "gcloud sql instances patch INSTANCE \
+                     --database-flags=cloudsql.logical_decoding=on",
+                ),
+                Remedy::restart("the instance"),
+            ],
+            Self::Azure => vec![
+                Remedy::shell(
+                    "az postgres flexible-server parameter set --resource-group GROUP \
+                     --server-name SERVER --name wal_level --value logical",
+                ),
+                Remedy::restart("the server"),
+            ],
+            Self::Neon => vec![parameter(
+                "enable logical replication in the settings of the project; it cannot be undone",
+            )],
+            Self::Supabase => vec![parameter("ask Supabase's support: wal_level is logical there")],
+            Self::CloudNativePg => vec![parameter(
+                "set wal_level: logical below spec.postgresql.parameters of the Cluster",
+            )],
+        }
+    }
+}
+
+fn known(seen: &Seen) -> Result<Option<Service>, Skip> {
+    seen.server().map(Service::of)
+}
+
+fn service(seen: &Seen) -> Judged {
+    let evidence = match known(seen)? {
+        Some(service) => service.name().to_owned(),
+        None => "none that Tailpost knows: a server of your own".to_owned(),
+    };
+    Ok(Verdict::Ok(evidence))
+}
+
+fn logical_decoding(seen: &Seen) -> Judged {
+    if seen.config.mode == Mode::Poll {
+        return Ok(Verdict::Ok(POLLS.into()));
+    }
+    let server = seen.server()?;
+    let setting = match known(seen)? {
+        Some(Service::Rds) => "rds.logical_replication",
+        Some(Service::CloudSql) => "cloudsql.logical_decoding",
+        _ => return Ok(Verdict::Ok("nothing beside wal_level".into())),
+    };
+    let value = server.setting(setting).unwrap_or("off");
+    if matches!(value, "on" | "1") {
+        return Ok(Verdict::Ok(format!("{setting} = {value}")));
+    }
+    let remedies = known(seen)?.map(Service::enable_decoding).unwrap_or_default();
+    Ok(Verdict::Error(format!("{setting} = {value}"), remedies))
+}
+
+fn replication_role(seen: &Seen) -> Judged {
+    if seen.config.mode == Mode::Poll {
+        return Ok(Verdict::Ok(POLLS.into()));
+    }
+    let role = seen.role()?;
+    let name = quote(&role.name);
+    let is = |of: &str| role.member_of.iter().any(|it| it == of);
+    match known(seen)? {
+        Some(Service::Rds) if !is("rds_replication") && !is("rds_superuser") => Ok(Verdict::Error(
+            format!("role {name} is no member of rds_replication"),
+            vec![Remedy::sql(format!("GRANT rds_replication TO {name}"))],
+        )),
+        Some(Service::Rds) => Ok(Verdict::Ok("a member of rds_replication".into())),
+        Some(_) if !role.may_replicate && !role.is_superuser => Ok(Verdict::Error(
+            format!("role {name} has no REPLICATION"),
+            vec![Remedy::sql(format!("ALTER ROLE {name} REPLICATION"))],
+        )),
+        Some(_) => Ok(Verdict::Ok("REPLICATION".into())),
+        None => Ok(Verdict::Ok("no provider's".into())),
+    }
+}
+
+fn iam(seen: &Seen) -> Judged {
+    let (server, role) = (seen.server()?, seen.role()?);
+    if !role.member_of.iter().any(|it| it == "rds_iam") {
+        return Ok(Verdict::Ok("no member of rds_iam".into()));
+    }
+    let setting = "rds.iam_auth_for_replication";
+    let is_on = matches!(server.setting(setting).unwrap_or("0"), "1" | "on");
+    if is_on && let Some(renewed) = seen.config.postgres.renewed().login {
+        return Ok(Verdict::Ok(format!("a member of rds_iam, with {renewed}")));
+    }
+    if is_on {
+        return Ok(Verdict::Warning(
+            format!(
+                "a member of rds_iam, and {setting} is on: tokens last 15 minutes, and a relay \
+                 reconnects later than that"
+            ),
+            vec![
+                Remedy::advice("set postgres.password_command: docs/credentials.md"),
+                Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
+            ],
+        ));
+    }
+    Ok(Verdict::Error(
+        format!("a member of rds_iam cannot use a password, and {setting} is off"),
+        vec![
+            Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
+            Remedy::advice(format!("or set {setting} = 1 in the parameter group")),
+        ],
+    ))
+}
+
+fn direct_host(seen: &Seen) -> Judged {
+    let host = &*seen.host;
+    let first = host.split('.').next().unwrap_or_default();
+    let direct = match host {
+        _ if host.ends_with(".neon.tech") && first.ends_with("-pooler") => {
+            let name = first.trim_end_matches("-pooler");
+            host.replacen(first, name, 1)
+        }
+        _ if host.ends_with(".pooler.supabase.com") => {
+            "db.PROJECT.supabase.co, which is IPv6 unless IPv4 is paid for".to_owned()
+        }
+        _ if host.contains(".proxy-") && host.ends_with(".rds.amazonaws.com") => {
+            "the instance or cluster behind the proxy".to_owned()
+        }
+        _ => return Ok(Verdict::Ok(host.to_owned())),
+    };
+    Ok(Verdict::Error(
+        format!("{host} is a pooler, which carries no replication"),
+        vec![Remedy::advice(format!("name the direct host in postgres.url: {direct}"))],
+    ))
+}
+
+/// Tailpost makes its slots so that they are synchronised, from PostgreSQL 17 on. Without one a relay
+/// makes it anew after a failover, and scans the table.
+fn failover(seen: &Seen) -> Judged {
+    let server = seen.server()?;
+    let Some(service @ (Service::Azure | Service::CloudNativePg)) = known(seen)? else {
+        return Ok(Verdict::Ok("nothing is known to be missing".into()));
+    };
+    if server.version < 170_000 {
+        let libraries = server.setting("shared_preload_libraries")?;
+        if libraries.contains("pg_failover_slots") {
+            return Ok(Verdict::Ok("pg_failover_slots is loaded".into()));
+        }
+        let advice = "load pg_failover_slots (shared_preload_libraries), and restart";
+        return Ok(Verdict::Warning(
+            format!("shared_preload_libraries = {libraries}: a failover loses the slot"),
+            vec![Remedy::advice(advice)],
+        ));
+    }
+    let off: Vec<&str> = ["sync_replication_slots", "hot_standby_feedback"]
+        .into_iter()
+        .filter(|it| server.setting(it).is_ok_and(|value| value == "off"))
+        .collect();
+    if off.is_empty() {
+        return Ok(Verdict::Ok("standbys synchronise slots".into()));
+    }
+    let remedies = match service {
+        Service::CloudNativePg => vec![Remedy::advice(
+            "set spec.replicationSlots.highAvailability.synchronizeLogicalDecoding: true in the \
+             Cluster (1.27 and later)",
+        )],
+        _ => off
+            .iter()
+            .map(|it| {
+                Remedy::shell(format!(
+                    "az postgres flexible-server parameter set --resource-group GROUP \
+                     --server-name SERVER --name {it} --value on"
+                ))
+            })
+            .collect(),
+    };
+    Ok(Verdict::Warning(format!("off: {}: a failover loses the slot", off.join(", ")), remedies))
+}
+
+fn slot_removal(seen: &Seen) -> Judged {
+    if known(seen)? != Some(Service::Neon) {
+        return Ok(Verdict::Ok("no provider is known to".into()));
+    }
+    if seen.config.rewind.retain.is_some() {
+        return Ok(Verdict::Warning(
+            "Neon removes slots that nobody reads for some 40 hours, and nobody reads a rewind \
+             slot"
+                .into(),
+            vec![Remedy::setting("rewind.retain", "off")],
+        ));
+    }
+    match &seen.shard.slot {
+        Ok(Some(slot)) if slot.reader.is_none() => Ok(Verdict::Warning(
+            "Neon removes slots that nobody reads for some 40 hours: the relay then makes the slot \
+             anew and scans the table"
+                .into(),
+            vec![Remedy::shell("tailpost relay")],
+        )),
+        _ => Ok(Verdict::Ok("a relay reads the slot".into())),
+    }
+}

@@ -1,0 +1,336 @@
+//! What the outbox and its companions have to be like.
+
+use std::sync::Arc;
+
+use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use outbox::quote;
+use relay::Mode;
+use relay::access::columns::Misfit;
+
+use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
+
+/// Retention runs every `retention.interval`; so many may be missed.
+const PASSES_MISSED: f64 = 3.0;
+
+/// A pass takes a while.
+const PASS_SECONDS: f64 = 600.0;
+
+pub(super) const RULES: &[Rule<Seen>] = &[
+    rule("outbox-table", "the outbox exists", table),
+    rule("outbox-setup", "`tailpost setup` may create what is missing", may_create).before_setup(),
+    rule("outbox-columns", "its columns are of the types that the relay reads", columns)
+        .before_setup(),
+    rule("outbox-logged", "a crash does not empty it", logged).before_setup(),
+    rule("outbox-former", "no table that was the outbox has rows to publish", former),
+    rule("outbox-schema", "what its migrations made is there", schema),
+    rule("outbox-migrations", "its migrations are those of this version", migrations),
+    rule("outbox-privileges", "the role may read and write the tables", privileges),
+    rule("outbox-policies", "no policy hides rows from the role", policies).before_setup(),
+    rule("outbox-indexes", "rows are found without reading the whole table", indexes),
+    rule("outbox-triggers", "marks fire no trigger", triggers).before_setup(),
+    rule("outbox-vacuum", "autovacuum looks after it", vacuum).before_setup(),
+    rule("outbox-partitions", "there are partitions for the days to come", partitions),
+    rule("outbox-shards", "no slot of another number of shards is left", shards),
+    Rule::new("retention-upkeep", Category::Retention, "old rows are deleted", upkeep),
+];
+
+const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged) -> Rule<Seen> {
+    Rule::new(id, Category::Outbox, title, judge)
+}
+
+fn setup() -> Vec<Remedy> {
+    vec![Remedy::shell("tailpost setup")]
+}
+
+fn table(seen: &Seen) -> Judged {
+    let table = &seen.config.table;
+    let found = seen.any_table()?;
+    if found.exists {
+        return Ok(Verdict::Ok(format!("table {table}")));
+    }
+    let evidence = format!("there is no table {table}");
+    if let Some(problem) = found.migrations.as_ref().and_then(|it| it.problem.as_ref()) {
+        let advice = format!("postgres.table may be mistyped: {problem}");
+        return Ok(Verdict::Error(evidence, vec![Remedy::advice(advice)]));
+    }
+    if found.migrations.as_ref().is_none_or(|it| it.applied == 0) {
+        return Ok(Verdict::Error(evidence, setup()));
+    }
+    // Those that are left would publish nothing.
+    let drop = |name: &str| Remedy::sql(format!("DROP PUBLICATION IF EXISTS {name}"));
+    let drops = seen.config.each_shard().into_iter().map(|it| drop(&it.publication));
+    Ok(Verdict::Error(evidence, drops.chain(setup()).collect()))
+}
+
+/// A warning, since another role may run set-up.
+fn may_create(seen: &Seen) -> Judged {
+    let (role, found) = (seen.role()?, seen.any_table()?);
+    let is_missing = |it: &Arc<ShardFacts>| matches!(it.publication, Ok(Publication::Missing));
+    let publishes = seen.config.mode != Mode::Poll && seen.facts.shards.iter().any(is_missing);
+    let name = quote(&role.name);
+    let (mut lacks, mut remedies) = (Vec::new(), Vec::new());
+    let makes_schema = !found.exists && !role.may_create_in_schema;
+    if (publishes || makes_schema && !role.has_schema) && !role.may_create_in_database {
+        let database = quote(&seen.server()?.database);
+        lacks.push(format!("CREATE on database {database}"));
+        remedies.push(Remedy::sql(format!("GRANT CREATE ON DATABASE {database} TO {name}")));
+    }
+    if makes_schema && role.has_schema {
+        let schema = seen.config.table.quoted_schema();
+        lacks.push(format!("CREATE on schema {schema}"));
+        remedies.push(Remedy::sql(format!("GRANT CREATE ON SCHEMA {schema} TO {name}")));
+    }
+    if found.exists && publishes && !found.is_owner {
+        lacks.push(format!("the ownership of {}", seen.config.table));
+        remedies.push(Remedy::sql(format!("GRANT {} TO {name}", quote(&found.owner))));
+    }
+    if remedies.is_empty() {
+        return Ok(Verdict::Ok("nothing is missing, or the role may".into()));
+    }
+    Ok(Verdict::Warning(
+        format!("role {name} lacks {}, unless another role runs set-up", lacks.join(", ")),
+        remedies,
+    ))
+}
+
+fn columns(seen: &Seen) -> Judged {
+    Ok(match &seen.table()?.unfit {
+        None => Verdict::Ok("they fit".into()),
+        Some(Misfit { problem, statement: Some(statement) }) => {
+            let remedies = [vec![Remedy::sql(statement)], setup()].concat();
+            Verdict::Error(problem.clone(), remedies)
+        }
+        Some(Misfit { problem, statement: None }) => Verdict::Error(
+            problem.clone(),
+            vec![Remedy::advice(
+                "mend the table as `tailpost setup --print` shows it, or name the column in \
+                 [outbox.columns]",
+            )],
+        ),
+    })
+}
+
+fn logged(seen: &Seen) -> Judged {
+    let unlogged = &seen.table()?.unlogged;
+    if unlogged.is_empty() {
+        return Ok(Verdict::Ok("it is logged".into()));
+    }
+    let set = |it: &String| {
+        Remedy::sql(format!("ALTER TABLE {it} SET LOGGED"))
+            .with_caution("it writes the table anew, and everybody waits for that")
+    };
+    Ok(Verdict::Error(
+        format!("UNLOGGED: {}: the log does not bring its rows", unlogged.join(", ")),
+        unlogged.iter().map(set).collect(),
+    ))
+}
+
+fn former(seen: &Seen) -> Judged {
+    Ok(refusal(seen.contents()?.former.as_ref(), || "there is none".into()))
+}
+
+fn refusal(found: Option<&(String, String)>, fine: impl FnOnce() -> String) -> Verdict {
+    match found {
+        None => Verdict::Ok(fine()),
+        Some((problem, fix)) => Verdict::Error(problem.clone(), vec![Remedy::advice(fix.clone())]),
+    }
+}
+
+fn schema(seen: &Seen) -> Judged {
+    let lost = &seen.table()?.lost;
+    if lost.is_empty() {
+        return Ok(Verdict::Ok("all of it".into()));
+    }
+    let names: Vec<_> = lost.iter().map(|it| it.what.as_str()).collect();
+    let misfits = lost.iter().filter(|it| it.is_misfit);
+    let statements = misfits.filter_map(|it| it.statement.clone()).map(Remedy::sql);
+    let remedies = statements.chain(setup()).collect();
+    Ok(Verdict::Error(format!("not there: {}", names.join(", ")), remedies))
+}
+
+fn migrations(seen: &Seen) -> Judged {
+    let found = seen.table()?.migrations.as_ref();
+    let found = found.ok_or_else(|| Skip::because("the role may not read tailpost_migrations"))?;
+    if let Some(problem) = &found.problem {
+        return Ok(Verdict::Error(
+            problem.clone(),
+            vec![Remedy::advice("look at tailpost_migrations, beside the outbox")],
+        ));
+    }
+    if !found.pending.is_empty() {
+        return Ok(Verdict::Error(format!("missing: {}", found.pending.join(", ")), setup()));
+    }
+    if !found.newer.is_empty() {
+        let newer: Vec<String> = found.newer.iter().map(ToString::to_string).collect();
+        return Ok(Verdict::Warning(
+            format!("a newer tailpost applied {}", newer.join(", ")),
+            vec![Remedy::advice("run the newer tailpost here too")],
+        ));
+    }
+    Ok(Verdict::Ok(format!("{} are applied", found.applied)))
+}
+
+fn privileges(seen: &Seen) -> Judged {
+    let role = seen.role()?;
+    let name = quote(&role.name);
+    // Without it nothing of the tables can be asked.
+    if !role.may_use_schema {
+        let schema = seen.config.table.quoted_schema();
+        return Ok(Verdict::Error(
+            format!("role {name} lacks USAGE on schema {schema}"),
+            vec![Remedy::sql(format!("GRANT USAGE ON SCHEMA {schema} TO {name}"))],
+        ));
+    }
+    let table = seen.table()?;
+    let mut evidence: Vec<String> = Vec::new();
+    let mut remedies = Vec::new();
+    for (object, privileges) in &table.lacks {
+        let privileges = privileges.join(", ");
+        evidence.push(format!("{privileges} on {object}"));
+        remedies.push(Remedy::sql(format!("GRANT {privileges} ON {object} TO {name}")));
+    }
+    if remedies.is_empty() {
+        return Ok(Verdict::Ok(format!("role {name}")));
+    }
+    Ok(Verdict::Error(format!("role {name} lacks {}", evidence.join("; ")), remedies))
+}
+
+fn policies(seen: &Seen) -> Judged {
+    let table = seen.table()?;
+    if table.policed.is_empty() {
+        return Ok(Verdict::Ok("none applies to the role".into()));
+    }
+    let role = quote(seen.config.postgres.user());
+    Ok(Verdict::Error(
+        format!("row-level security applies to role {role} on {}", table.policed.join(", ")),
+        vec![Remedy::sql(format!("ALTER ROLE {role} BYPASSRLS"))],
+    ))
+}
+
+fn indexes(seen: &Seen) -> Judged {
+    let (table, config) = (seen.table()?, &seen.config);
+    let rebuild = |it: &String| {
+        Remedy::sql(format!("REINDEX INDEX {it}"))
+            .with_caution("inserts wait for it. An index that is being built is not valid either")
+    };
+    if !table.invalid_indexes.is_empty() {
+        return Ok(Verdict::Warning(
+            format!("not valid, and not used: {}", table.invalid_indexes.join(", ")),
+            table.invalid_indexes.iter().map(rebuild).collect(),
+        ));
+    }
+    let is_sharded = config.each_shard().len() > 1;
+    let lacking = match config.mode {
+        Mode::Poll if !table.has_poll_index => Some("idx_outbox_unpublished_seq, for claims"),
+        Mode::Fenced | Mode::Keyed
+            if (config.needs_fence() || is_sharded) && !table.has_transactions_index =>
+        {
+            Some("idx_outbox_txid, for relay.mark = \"lean\" and shards")
+        }
+        _ => None,
+    };
+    if let Some(index) = lacking {
+        return Ok(Verdict::Error(format!("there is no index {index}"), setup()));
+    }
+    if !config.needs_fence() && !table.has_unmarked_index {
+        let looks = match table.has_transactions_index {
+            true => "looks for unmarked rows go by transaction, and read the whole table each hour",
+            false => "every look for unmarked rows reads the whole table",
+        };
+        return Ok(Verdict::Warning(
+            format!("there is no index idx_outbox_unpublished: {looks}"),
+            setup(),
+        ));
+    }
+    let needless = &seen.contents()?.needless_indexes;
+    if !needless.is_empty() {
+        return Ok(Verdict::Warning(
+            "relay.mark has no use for an index that costs each insert".into(),
+            needless.iter().map(|it| Remedy::sql(it.clone())).collect(),
+        ));
+    }
+    Ok(Verdict::Ok("they are there".into()))
+}
+
+fn triggers(seen: &Seen) -> Judged {
+    let found = &seen.table()?.triggers;
+    if found.is_empty() {
+        return Ok(Verdict::Ok("none".into()));
+    }
+    let quoted = seen.config.table.quoted();
+    let disable = |it: &String| Remedy::sql(format!("ALTER TABLE {quoted} DISABLE TRIGGER {it}"));
+    Ok(Verdict::Warning(
+        format!("each marked row fires {}", found.join(", ")),
+        found.iter().map(disable).collect(),
+    ))
+}
+
+fn vacuum(seen: &Seen) -> Judged {
+    let found = &seen.table()?.unvacuumed;
+    if found.is_empty() {
+        return Ok(Verdict::Ok("it is not turned off".into()));
+    }
+    let reset = |it: &String| Remedy::sql(format!("ALTER TABLE {it} RESET (autovacuum_enabled)"));
+    Ok(Verdict::Warning(
+        format!("autovacuum is off on {}: marks leave dead rows", found.join(", ")),
+        found.iter().map(reset).collect(),
+    ))
+}
+
+fn partitions(seen: &Seen) -> Judged {
+    let table = seen.table()?;
+    let Some(found) = &seen.contents()?.partitions else {
+        return Ok(Verdict::Ok("it has no partitions by day".into()));
+    };
+    if !found.is_short {
+        return ownership(seen, table, &found.until);
+    }
+    Ok(Verdict::Error(
+        format!("there are partitions {}, and inserts fail from then on", found.until),
+        vec![Remedy::shell("tailpost maintain")],
+    ))
+}
+
+/// Relays make partitions, and only an owner attaches them.
+fn ownership(seen: &Seen, table: &OutboxTable, until: &str) -> Judged {
+    let role = quote(seen.config.postgres.user());
+    let mut remedies = Vec::new();
+    if !table.is_owner {
+        remedies.push(Remedy::sql(format!("GRANT {} TO {role}", quote(&table.owner))));
+    }
+    if !table.may_create {
+        let schema = seen.config.table.quoted_schema();
+        remedies.push(Remedy::sql(format!("GRANT CREATE ON SCHEMA {schema} TO {role}")));
+    }
+    if remedies.is_empty() {
+        return Ok(Verdict::Ok(until.to_owned()));
+    }
+    Ok(Verdict::Warning(
+        format!("there are partitions {until}, and a relay with role {role} cannot make more"),
+        remedies,
+    ))
+}
+
+fn shards(seen: &Seen) -> Judged {
+    let count = || format!("relay.shards = {}", seen.config.each_shard().len());
+    Ok(refusal(seen.contents()?.other_shards.as_ref(), count))
+}
+
+fn upkeep(seen: &Seen) -> Judged {
+    let Some(found) = &seen.contents()?.retention else {
+        return Ok(Verdict::Ok("there was no pass yet".into()));
+    };
+    let again = vec![Remedy::shell("tailpost maintain")];
+    if let Some(failure) = &found.failure {
+        return Ok(Verdict::Error(format!("the last pass failed: {failure}"), again));
+    }
+    let Some(age) = found.last_success_seconds else {
+        return Ok(Verdict::Ok("no pass has ended yet".into()));
+    };
+    let most = PASSES_MISSED * seen.config.retention.interval.as_secs_f64() + PASS_SECONDS;
+    let evidence = format!("the last pass ended {age:.0} s ago");
+    if age > most {
+        return Ok(Verdict::Warning(evidence, again));
+    }
+    Ok(Verdict::Ok(evidence))
+}

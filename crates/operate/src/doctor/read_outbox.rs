@@ -1,0 +1,160 @@
+//! Reads the facts about the outbox table and its companions.
+
+use outbox::migrations::MIGRATIONS;
+use outbox::{COMPANIONS, Column, Table};
+use relay::access::{Connection, columns, schema};
+use relay::{Config, Error, MarkBy};
+use tokio_postgres::types::ToSql;
+
+use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
+use super::read_server::skip;
+use crate::maintain::{end, is_short};
+use crate::sql::Store;
+
+/// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
+/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes.
+const TABLE: &str = "
+    WITH tree AS (
+        SELECT c.*, format('%I.%I', nspname, relname) AS name
+        FROM (SELECT to_regclass($1)::oid AS oid
+              UNION SELECT relid::oid FROM pg_partition_tree(to_regclass($1))) AS part
+        JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = relnamespace
+    ), indexes AS (
+        SELECT relname, format('%I.%I', nspname, relname) AS name, indisvalid
+        FROM pg_index JOIN pg_class c ON c.oid = indexrelid
+        JOIN pg_namespace n ON n.oid = relnamespace WHERE indrelid = to_regclass($1)
+    ), valid AS (SELECT array_agg(relname::text) AS names FROM indexes WHERE indisvalid)
+    SELECT true AS exists,
+        ARRAY(SELECT name FROM tree WHERE relpersistence = 'u') AS unlogged,
+        ARRAY(SELECT name FROM tree
+              WHERE reloptions && ARRAY['autovacuum_enabled=false', 'autovacuum_enabled=off'])
+            AS unvacuumed,
+        (SELECT min(pg_get_userbyid(relowner)::text) FROM tree) AS owner,
+        (SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM tree) AS is_owner,
+        (SELECT bool_and(has_schema_privilege(relnamespace, 'CREATE')) FROM tree) AS may_create,
+        ARRAY(SELECT name FROM indexes WHERE NOT indisvalid) AS invalid_indexes,
+        coalesce('idx_outbox_unpublished' = ANY (names), false) AS has_unmarked_index,
+        coalesce('idx_outbox_txid' = ANY (names), false) AS has_transactions_index,
+        coalesce('idx_outbox_unpublished_seq' = ANY (names), false) AS has_poll_index,
+        ARRAY(SELECT format('%I.%I', nspname, relname) FROM pg_class c
+              JOIN pg_namespace n ON n.oid = relnamespace
+              WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid))
+            AS policed,
+        ARRAY(SELECT format('%I', tgname) FROM pg_trigger
+              WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+                  AND tgtype & $5 <> 0
+                  AND (tgattr = '' OR EXISTS (
+                      SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
+                          AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
+              ORDER BY 1) AS triggers,
+        (SELECT coalesce(jsonb_agg(jsonb_build_array(format('%I.%I', nspname, relname), lacking)
+                                   ORDER BY place), '[]')
+         FROM unnest($4::text[]) WITH ORDINALITY AS wanted (name, place)
+         JOIN pg_namespace ON nspname = $3
+         JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name,
+         LATERAL (SELECT ARRAY(
+             SELECT privilege FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+             WHERE (relkind <> 'v' OR privilege = 'SELECT')
+                 AND NOT has_table_privilege(c.oid, privilege)) AS lacking) AS l
+         WHERE lacking <> '{}') AS lacks
+    FROM valid WHERE to_regclass($1) IS NOT NULL";
+
+pub(super) async fn table(connection: &Connection, config: &Config) -> Known<OutboxTable> {
+    let read = look_at_table(connection, config).await;
+    let mut facts = read.map_err(|error| skip(&error))?;
+    facts.lost = schema::lacking(connection, &config.table).await.map_err(|error| skip(&error))?;
+    facts.migrations = migrations(connection, &config.table).await.ok();
+    Ok(facts)
+}
+
+async fn look_at_table(connection: &Connection, config: &Config) -> Result<OutboxTable, Error> {
+    let (table, quoted) = (&config.table, config.table.quoted());
+    // The relay only reads the record of migrations.
+    let companions = COMPANIONS.into_iter().filter(|it| *it != "tailpost_migrations");
+    let names: Vec<&str> = std::iter::once(table.name()).chain(companions).collect();
+    let event: i16 = match config.mark.by {
+        MarkBy::Row => 16,
+        MarkBy::Delete => 8,
+        MarkBy::Lean => 0,
+    };
+    let (letters, schema) = (table.companion("outbox_dead_letter"), table.schema());
+    let parameters: [&(dyn ToSql + Sync); 5] = [&quoted, &letters, &schema, &names, &event];
+    let mut facts: OutboxTable =
+        connection.read("look at the outbox", TABLE, &parameters).await?.pop().unwrap_or_default();
+    let types = connection.types(&quoted).await?;
+    facts.unfit = columns::check(table, &types).err();
+    Ok(facts)
+}
+
+async fn migrations(connection: &Connection, table: &Table) -> Result<Migrations, Error> {
+    let doing = "read the record of migrations";
+    let record = table.companion("tailpost_migrations");
+    let rows = match connection.has_relation(doing, &record).await? {
+        true => {
+            let sql = format!("SELECT version, checksum, outbox_table FROM {record}");
+            connection.query(doing, &sql, &[]).await?
+        }
+        false => Vec::new(),
+    };
+    let mut standing = Migrations { applied: rows.len(), ..Migrations::default() };
+    for row in &rows {
+        let (version, checksum, of): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
+        let known = MIGRATIONS.iter().find(|it| it.version == version);
+        if of != table.to_string() {
+            standing.problem = Some(format!("the schema belongs to the outbox {of}"));
+        } else if known.is_none() {
+            standing.newer.push(version);
+        } else if known.is_some_and(|it| it.checksum() != checksum) {
+            standing.problem = Some(format!("migration {version} was applied with another text"));
+        }
+    }
+    let is_pending = |version: i32| !rows.iter().any(|row| row.get::<_, i32>(0) == version);
+    let pending = MIGRATIONS.iter().filter(|it| is_pending(it.version));
+    standing.pending = pending.map(|it| format!("{:04}_{}", it.version, it.name)).collect();
+    Ok(standing)
+}
+
+/// Of the next thousand rows.
+async fn largest_payload(connection: &Connection, table: &Table) -> Result<Option<i64>, Error> {
+    let sql = format!(
+        "SELECT max(octet_length(payload::text))::bigint
+         FROM (SELECT {} AS payload FROM {} WHERE published_at IS NULL LIMIT 1000) AS next",
+        table.column(Column::Payload),
+        table.quoted()
+    );
+    let row = connection.query_one("look for large rows", &sql, &[]).await?;
+    Ok(row.get(0))
+}
+
+/// What the store knows how to ask, and what rows say.
+pub(super) async fn contents(
+    connection: &Connection,
+    store: &Store,
+    config: &Config,
+) -> Result<Contents, Error> {
+    let largest_payload = largest_payload(connection, &config.table).await?;
+    let partitions = partitions(store).await?;
+    let retention = store.retention_row().await?;
+    let other_shards = refusal(store.check_shards(config).await)?;
+    let former = refusal(store.check_former().await)?;
+    let needless_indexes = store.needless_indexes(config).await?;
+    Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards, former })
+}
+
+/// What is wrong, and what mends it.
+fn refusal(checked: Result<(), Error>) -> Result<Option<(String, String)>, Error> {
+    match checked {
+        Ok(()) => Ok(None),
+        Err(Error::Unusable { problem, fix }) => Ok(Some((problem, fix))),
+        Err(error) => Err(error),
+    }
+}
+
+async fn partitions(store: &Store) -> Result<Option<Partitions>, Error> {
+    let Some(partitions) = store.day_partitions().await? else { return Ok(None) };
+    let now = store.clock().await?;
+    let until = end(partitions.covered_from(now));
+    let is_short = until.is_some_and(|until| is_short(until, now));
+    let until = until.map_or_else(|| "for ever".to_owned(), |it| format!("until {it}"));
+    Ok(Some(Partitions { until, is_short }))
+}

@@ -1,0 +1,169 @@
+//! Reads the facts about the database server and the role.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use outbox::checks::Skip;
+use relay::access::connection::{Bound, Connection};
+use relay::access::{Replication, standby_slots};
+use relay::{Config, Error, Mode};
+use servers::Session;
+use tokio::time::timeout;
+use tokio_postgres::types::ToSql;
+
+use super::CONNECT_MAX;
+use super::facts::{Failure, Known, Role, Server};
+
+/// How long one statement may take, here and on the server.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Settings that rules look at.
+const SETTINGS: &[&str] = &[
+    "wal_level",
+    "max_replication_slots",
+    "max_wal_senders",
+    "max_slot_wal_keep_size",
+    "idle_replication_slot_timeout",
+    "server_encoding",
+    "max_connections",
+    "superuser_reserved_connections",
+    "sync_replication_slots",
+    standby_slots::SETTING,
+    "hot_standby_feedback",
+    "shared_preload_libraries",
+];
+
+/// Roles by which providers are known.
+const ROLES: &[&str] = &[
+    "rds_superuser",
+    "rds_replication",
+    "rds_iam",
+    "cloudsqlsuperuser",
+    "azure_pg_admin",
+    "neon_superuser",
+    "supabase_admin",
+];
+
+/// The same of settings. Placeholders that somebody set are not in `pg_settings`.
+const CUSTOM: &[&str] = &[
+    "rds.logical_replication",
+    "rds.iam_auth_for_replication",
+    "cloudsql.logical_decoding",
+    "azure.extensions",
+    "neon.timeline_id",
+    "cnpg.config_sha256",
+];
+
+/// The facts about the server. Settings are as the role's sessions begin with them, whatever was set
+/// here. Walsenders have transactions of their own, and those of this session do not count.
+const SERVER: &str = "
+    SELECT current_setting('server_version_num')::int AS version,
+        current_setting('server_version') AS version_text, current_database() AS database,
+        pg_is_in_recovery() AS in_recovery,
+        (SELECT sender_host || ':' || sender_port FROM pg_stat_wal_receiver) AS primary,
+        (SELECT jsonb_object_agg(name, value) FROM (
+            SELECT name, reset_val FROM pg_settings WHERE name = ANY($1::text[])
+            UNION ALL
+            SELECT name, current_setting(name, true) FROM unnest($2::text[]) AS name
+         ) AS set (name, value) WHERE value IS NOT NULL) AS settings,
+        coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+            AS is_encrypted,
+        inet_server_addr() IS NULL OR inet_server_addr() = inet_client_addr() AS is_local,
+        (SELECT sum(numbackends)::bigint FROM pg_stat_database) AS connections,
+        (SELECT coalesce(jsonb_agg(s), '[]') FROM (
+            SELECT slot_name AS name, active, coalesce((
+                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
+                    ELSE pg_current_wal_lsn() END - restart_lsn)::bigint, 0) AS retained_bytes,
+                active_pid AS pid, CASE WHEN database = current_database() THEN
+                    substring(query FROM 'publication_names[^'']*''([^'']*)') END AS publications
+            FROM pg_replication_slots LEFT JOIN pg_stat_activity ON pid = active_pid
+            ORDER BY 1) AS s) AS slots,
+        (SELECT count(*) FROM pg_stat_replication) AS walsenders,
+        (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
+             AND datname = current_database()) AS pollers,
+        (SELECT to_jsonb(t) FROM (
+            SELECT pid, coalesce(application_name, '') AS name,
+                extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds
+            FROM pg_stat_activity
+            WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
+                AND backend_type = 'client backend'
+            UNION ALL
+            SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
+            FROM pg_prepared_xacts
+            ORDER BY seconds DESC LIMIT 1) AS t) AS oldest,
+        ARRAY(SELECT rolname::text FROM pg_roles WHERE rolname = ANY($3::text[])
+              UNION ALL
+              SELECT name FROM unnest($2::text[]) AS name
+              WHERE current_setting(name, true) IS NOT NULL) AS traits";
+
+pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
+    let late = || Failure {
+        said: format!("could not connect to {}: no answer within {CONNECT_MAX:?}", config.postgres),
+        hint: Some("check the address and any firewall".into()),
+        sqlstate: None,
+    };
+    let connected = timeout(CONNECT_MAX, config.postgres.connect("tailpost doctor")).await;
+    let client = match connected {
+        Ok(connected) => connected.map_err(|error| Failure::of(&error.into()))?,
+        Err(_) => return Err(late()),
+    };
+    let connection = Connection::new(Session::own(client), Bound::Answer(ANSWER_MAX));
+    // No statement here waits for others, and none is left behind.
+    let seconds = ANSWER_MAX.as_secs();
+    let sql = format!("SET statement_timeout = '{seconds}s'; SET lock_timeout = '1s'");
+    let configured = connection.batch_execute("configure the session", &sql).await;
+    configured.map_err(|error| Failure::of(&error))?;
+    Ok(connection)
+}
+
+/// What could not be read, as a reason.
+pub(super) fn skip(error: &Error) -> Skip {
+    Skip::because(relay::access::describe(error))
+}
+
+/// What PostgreSQL answers on a replication connection.
+pub(super) async fn replication(config: &Config) -> Known<Result<(), Failure>> {
+    if config.mode == Mode::Poll {
+        return Err(Skip::because("relay.mode = \"poll\" reads no log"));
+    }
+    let shards = config.each_shard();
+    let config = shards.first().unwrap_or(config);
+    match timeout(CONNECT_MAX, Replication::connect(config)).await {
+        Ok(Ok(_)) => Ok(Ok(())),
+        Ok(Err(error)) => Ok(Err(Failure::of(&error))),
+        Err(_) => Ok(Err(Failure {
+            said: format!("no answer on a replication connection within {CONNECT_MAX:?}"),
+            hint: Some("name the database server itself in postgres.url, not a pooler".into()),
+            sqlstate: None,
+        })),
+    }
+}
+
+pub(super) async fn server(connection: &Connection) -> Result<Server, Error> {
+    let before = Timestamp::now();
+    let sql = "SELECT clock_timestamp()";
+    let told: Timestamp = connection.query_one("read the clock", sql, &[]).await?.get(0);
+    let half = Timestamp::now().duration_since(before).as_secs_f64() / 2.0;
+    let parameters: [&(dyn ToSql + Sync); 3] = [&SETTINGS, &CUSTOM, &ROLES];
+    let mut server = connection.read::<Server>("look at the server", SERVER, &parameters).await?;
+    let server = server.pop().ok_or(Error::Stalled("the server gave no answer"))?;
+    let clock_ahead = told.duration_since(before).as_secs_f64() - half;
+    Ok(Server { clock_ahead, clock_error: half, ..server })
+}
+
+pub(super) async fn role(connection: &Connection, schema: &str) -> Result<Role, Error> {
+    let sql = "SELECT rolname AS name, rolsuper AS is_superuser, rolreplication AS may_replicate,
+                   rolconnlimit AS connection_limit,
+                   ARRAY(SELECT r.rolname::text FROM pg_roles r
+                         WHERE r.rolname = ANY($1::text[]) AND NOT me.rolsuper
+                             AND pg_has_role(current_user, r.oid, 'MEMBER')) AS member_of,
+                   coalesce((SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace
+                             WHERE nspname = $2), true) AS may_use_schema,
+                   has_database_privilege(current_database(), 'CREATE') AS may_create_in_database,
+                   coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace
+                             WHERE nspname = $2), false) AS may_create_in_schema,
+                   EXISTS (SELECT FROM pg_namespace WHERE nspname = $2) AS has_schema
+               FROM pg_roles me WHERE rolname = current_user";
+    let role = connection.read("look at the role", sql, &[&ROLES, &schema]).await?.pop();
+    role.ok_or(Error::Stalled("the server gave no answer"))
+}

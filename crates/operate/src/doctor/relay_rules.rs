@@ -1,0 +1,32 @@
+//! Whether a relay is at work.
+
+use outbox::checks::{Category, Judged, Remedy, Rule, Verdict};
+use relay::Mode;
+
+use super::facts::Seen;
+
+pub(super) const RULES: &[Rule<Seen>] =
+    &[Rule::new("relay-running", Category::Relay, "a relay is at work", running)];
+
+fn running(seen: &Seen) -> Judged {
+    let start = || vec![Remedy::shell("tailpost relay")];
+    if seen.config.mode == Mode::Poll {
+        let pollers = seen.server()?.pollers;
+        return Ok(match pollers {
+            0 => Verdict::Warning("no relay polls the table".into(), start()),
+            count => Verdict::Ok(format!("{count} connections of relays that poll")),
+        });
+    }
+    let names = seen.config.each_shard().into_iter().map(|it| it.slot);
+    let mut idle = Vec::new();
+    for (name, shard) in names.zip(&seen.facts.shards) {
+        let slot = shard.slot.as_ref().map_err(Clone::clone)?;
+        if slot.as_ref().is_none_or(|it| it.reader.is_none()) {
+            idle.push(name);
+        }
+    }
+    if idle.is_empty() {
+        return Ok(Verdict::Ok("each slot is read".into()));
+    }
+    Ok(Verdict::Warning(format!("nobody reads slot {}", idle.join(", ")), start()))
+}

@@ -1,0 +1,216 @@
+//! What a stream has to be like. What loses or weakens is decided where a relay decides it.
+
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Config as Stream;
+use outbox::checks::{Category, Judged, Remedy, Rule, Verdict, shell_word};
+use outbox::wire::subjects_overlap;
+use relay::Mode;
+use relay::access::stream_check;
+
+use super::facts::{Overlap, Seen};
+
+pub(super) const RULES: &[Rule<Seen>] = &[
+    rule("stream-exists", "the stream exists", exists),
+    rule("stream-overlap", "no other stream takes its subjects", overlap).before_setup(),
+    rule("stream-subjects", "it takes every subject of the relay", |it| finding(it, "subjects")),
+    rule("stream-storage", "it is kept on disk", |it| finding(it, "storage")),
+    rule("stream-persistence", "it writes before it acknowledges", |it| finding(it, "persistence")),
+    rule("stream-acks", "it acknowledges", |it| finding(it, "acks")),
+    rule("stream-seal", "it takes messages", |it| finding(it, "seal")),
+    rule("stream-mirror", "it is no mirror", |it| finding(it, "mirror")),
+    rule("stream-sources", "it is the relay's own", |it| finding(it, "sources")),
+    rule("stream-retention", "messages stay until a limit", |it| finding(it, "retention")),
+    rule("stream-replicas", "several servers keep it", replicas),
+    rule("stream-duplicate-window", "it remembers ids for as long as configured", |it| {
+        finding(it, "duplicate_window")
+    }),
+    rule("stream-discard", "it refuses what it has no room for", |it| finding(it, "discard")),
+    rule("stream-per-subject", "no subject has a limit of its own", |it| {
+        finding(it, "per-subject")
+    }),
+    rule("stream-interest", "events wait for consumers", |it| finding(it, "interest")),
+    rule("stream-transform", "events are where the relay publishes them", |it| {
+        finding(it, "transform")
+    }),
+    rule("stream-counter", "it takes any message", |it| finding(it, "counter")),
+    rule("stream-batches", "it takes batches", |it| finding(it, "batches")),
+    rule("stream-room", "it has room", room),
+    rule("stream-message-size", "the largest row fits", message_size),
+    rule("stream-max-age", "it keeps messages for as long as configured", max_age),
+];
+
+const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged) -> Rule<Seen> {
+    Rule::new(id, Category::Stream, title, judge)
+}
+
+/// Subjects of others: a shell must not read them.
+fn quoted(subjects: &str) -> String {
+    format!("'{}'", subjects.replace('\'', r"'\''"))
+}
+
+fn edit(stream: &str, option: &str) -> Vec<Remedy> {
+    vec![Remedy::shell(format!("nats stream edit {} {option}", shell_word(stream)))]
+}
+
+fn exists(seen: &Seen) -> Judged {
+    seen.broker()?;
+    let name = &seen.config.stream.name;
+    Ok(match seen.shard.stream.as_ref().map_err(Clone::clone)? {
+        Some(stream) => Verdict::Ok(format!("stream {name}, {} messages", stream.messages)),
+        None => Verdict::Error(
+            format!("there is no stream {name}"),
+            vec![Remedy::shell("tailpost setup")],
+        ),
+    })
+}
+
+fn overlap(seen: &Seen) -> Judged {
+    let found = seen.shard.overlaps.as_ref().map_err(Clone::clone)?;
+    if found.is_empty() {
+        return Ok(Verdict::Ok("none does".into()));
+    }
+    let ours = [seen.config.stream.subjects.clone(), seen.config.routing().patterns()].concat();
+    let is_ours = |subject: &&String| ours.iter().any(|it| subjects_overlap(it, subject));
+    let (mut evidence, mut remedies) = (Vec::new(), Vec::new());
+    for Overlap { stream, takes } in found {
+        let (taken, left): (Vec<&String>, Vec<&String>) = takes.iter().partition(is_ours);
+        let join = |all: &[&String]| all.iter().map(|it| it.as_str()).collect::<Vec<_>>().join(",");
+        evidence.push(format!("stream {stream} takes {}", join(&taken)));
+        remedies.extend(match left.is_empty() {
+            false => edit(stream, &format!("--subjects {}", quoted(&join(&left)))),
+            true => vec![Remedy::setting("stream.name", stream)],
+        });
+    }
+    Ok(Verdict::Error(evidence.join("; "), remedies))
+}
+
+/// What the relay itself would say at its start.
+fn finding(seen: &Seen, about: &str) -> Judged {
+    let stream = &seen.stream()?.config;
+    let found = stream_check::findings(&seen.config, stream, &seen.broker()?.version);
+    let mut found = found.into_iter().chain(seen.stream()?.mapped.clone());
+    let Some(found) = found.find(|it| it.about == about) else {
+        return Ok(Verdict::Ok(well(stream, about)));
+    };
+    let remedies = remedies(seen, about, found.fix);
+    Ok(match found.fatal {
+        true => Verdict::Error(found.reason, remedies),
+        false => Verdict::Warning(found.reason, remedies),
+    })
+}
+
+fn well(stream: &Stream, about: &str) -> String {
+    match about {
+        "subjects" => stream.subjects.join(", "),
+        "storage" => "storage = file".into(),
+        "retention" => format!("retention = {:?}", stream.retention).to_lowercase(),
+        "duplicate_window" => format!("duplicate_window = {:?}", stream.duplicate_window),
+        "discard" => format!("discard = {:?}", stream.discard).to_lowercase(),
+        _ => "as it should be".into(),
+    }
+}
+
+/// What cannot be changed needs a stream of another name, and the old one's subjects.
+fn remedies(seen: &Seen, about: &str, fix: String) -> Vec<Remedy> {
+    let name = &seen.config.stream.name;
+    // Several have names made of one.
+    let base = match seen.config.shard() {
+        Some(_) => name.rsplit_once('_').map_or(&**name, |(base, _)| base),
+        None => name,
+    };
+    let renamed = Remedy::setting("stream.name", &format!("{base}_NEW"));
+    match about {
+        "storage" | "persistence" | "retention" | "counter" => vec![
+            Remedy::shell(format!("nats stream edit {name} --subjects 'retired.{name}'")),
+            renamed,
+            Remedy::shell("tailpost setup"),
+        ],
+        "mirror" => vec![renamed, Remedy::shell("tailpost setup")],
+        "seal" => vec![
+            Remedy::shell(format!("nats stream backup {name} ./{name}.backup")),
+            Remedy::shell(format!("nats stream rm {name} --force")).with_caution(
+                "only once the backup has ended well: messages and consumers are in it alone then, \
+                 and what consumers had not handled has to be restored from it",
+            ),
+            Remedy::shell("tailpost setup"),
+        ],
+        "sources" => vec![Remedy::setting("relay.mode", "keyed")],
+        _ if fix.starts_with("nats ") || fix.starts_with("tailpost ") => vec![Remedy::shell(fix)],
+        _ => vec![Remedy::advice(fix)],
+    }
+}
+
+fn replicas(seen: &Seen) -> Judged {
+    let stream = seen.stream()?;
+    let judged = finding(seen, "replicas")?;
+    let count = stream.config.num_replicas;
+    match judged {
+        Verdict::Warning(evidence, _) if seen.broker()?.cluster.is_none() => Ok(Verdict::Warning(
+            evidence,
+            vec![Remedy::advice(format!(
+                "run three nats-servers as a cluster, then `nats stream edit {} --replicas 3`",
+                seen.config.stream.name
+            ))],
+        )),
+        Verdict::Ok(_) => Ok(Verdict::Ok(format!("{count} replicas"))),
+        other => Ok(other),
+    }
+}
+
+/// Whether a limit is nine tenths reached.
+fn is_near(used: u64, limit: i64) -> bool {
+    u64::try_from(limit).is_ok_and(|limit| limit > 0 && used >= limit / 10 * 9)
+}
+
+fn room(seen: &Seen) -> Judged {
+    let (stream, name) = (seen.stream()?, &seen.config.stream.name);
+    let limits = &stream.config;
+    let (mut evidence, mut remedies) = (Vec::new(), Vec::new());
+    if is_near(stream.messages, limits.max_messages) {
+        evidence.push(format!("{} of max_msgs = {}", stream.messages, limits.max_messages));
+        remedies.extend(edit(name, &format!("--max-msgs={}", 10 * limits.max_messages)));
+    }
+    if is_near(stream.bytes, limits.max_bytes) {
+        evidence.push(format!("{} of max_bytes = {}", stream.bytes, limits.max_bytes));
+        remedies.extend(edit(name, &format!("--max-bytes={}", 10 * limits.max_bytes)));
+    }
+    if remedies.is_empty() {
+        return Ok(Verdict::Ok(format!("{} messages, {} bytes", stream.messages, stream.bytes)));
+    }
+    Ok(Verdict::Warning(evidence.join(", "), remedies))
+}
+
+fn message_size(seen: &Seen) -> Judged {
+    let stream = seen.stream()?;
+    let max = i64::from(stream.config.max_message_size);
+    if max <= 0 {
+        return Ok(Verdict::Ok("max_msg_size is not set".into()));
+    }
+    let Some(largest) = seen.contents()?.largest_payload else {
+        return Ok(Verdict::Ok(format!("max_msg_size = {max}, and no row waits")));
+    };
+    let evidence = format!("max_msg_size = {max}, and the largest row that waits has {largest}");
+    if largest < max {
+        return Ok(Verdict::Ok(evidence));
+    }
+    Ok(Verdict::Error(evidence, edit(&seen.config.stream.name, "--max-msg-size=-1")))
+}
+
+fn max_age(seen: &Seen) -> Judged {
+    let (stream, wanted) = (seen.stream()?, seen.config.stream.max_age);
+    let found = stream.max_age();
+    let say = |it: Option<Duration>| it.map_or("none".to_owned(), |it| format!("{it:?}"));
+    let evidence = format!("max_age is {}, and stream.max_age {}", say(found), say(wanted));
+    let is_short = found.is_some_and(|found| wanted.is_none_or(|wanted| found < wanted));
+    if !is_short {
+        return Ok(Verdict::Ok(evidence));
+    }
+    let seconds = wanted.map_or(0, |it| it.as_secs());
+    let remedies = edit(&seen.config.stream.name, &format!("--max-age={seconds}s"));
+    // In keyed mode the stream is what says that an event is published already.
+    if seen.config.mode != Mode::Fenced && found < Some(seen.config.stream.duplicate_window) {
+        return Ok(Verdict::Error(evidence, remedies));
+    }
+    Ok(Verdict::Warning(evidence, remedies))
+}

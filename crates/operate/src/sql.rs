@@ -1,0 +1,60 @@
+//! Every statement that operators run on the outbox and its companions, and a relay does not.
+
+mod ask_replay;
+mod convert;
+mod decide;
+mod explain_replays;
+mod find;
+mod forget_replays;
+mod give;
+mod look_up;
+mod partitions;
+mod retain;
+mod setup_lock;
+mod swap;
+mod verify_rows;
+
+use std::ops::{Deref, DerefMut};
+
+use relay::{Config, Error, access};
+
+pub(crate) use self::convert::Kind;
+pub(crate) use self::explain_replays::KnownEvent;
+pub use self::explain_replays::{ReplayOutcome, ReplayStory};
+pub(crate) use self::partitions::Detached;
+pub(crate) use self::retain::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
+pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
+
+/// A connection of the relay's kind, and what operators run over it.
+pub(crate) struct Store(access::Store);
+
+impl Deref for Store {
+    type Target = access::Store;
+
+    fn deref(&self) -> &access::Store {
+        &self.0
+    }
+}
+
+impl DerefMut for Store {
+    fn deref_mut(&mut self) -> &mut access::Store {
+        &mut self.0
+    }
+}
+
+impl Store {
+    /// For statements that whoever runs them bounds.
+    pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
+        access::Store::connect(config, name).await.map(Self)
+    }
+
+    /// For statements that wait for nobody.
+    pub(crate) async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
+        access::Store::brief(config, name).await.map(Self)
+    }
+
+    /// For statements that may wait for others. The log says so.
+    pub(crate) async fn patient(config: &Config, name: &str) -> Result<Self, Error> {
+        access::Store::patient(config, name).await.map(Self)
+    }
+}

@@ -1,0 +1,16 @@
+//! How a relay reaches its table, its slot and its stream, for what operators do beside it.
+//!
+//! Only the crate `operate` uses this.
+
+pub use crate::describe;
+pub use crate::engine::{Stored, Unpublished, Watermark, backoff};
+pub use crate::nats::{TailReader, direct_get, stream_check, unless_denied};
+pub use crate::postgres::sql::{
+    ADVANCING, Backlog, COUNT_MAX, INSERTED_AT, OutboxIndex, RewindReading, RewindSlot, StateRow,
+    claim, mark, sweep,
+};
+pub use crate::postgres::{
+    Connection, Replication, Rows, Slot, Store, answered, columns, connection, drained, encoding,
+    not_logged, opening, publication, retire, rows, schema, standby_slots,
+};
+pub use crate::replay_selection::lsn_text;
