@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use outbox::{DROPPED, wire};
 use relay::access::opening::SLOT_WAITS_FOR;
-use relay::access::{Backlog, COUNT_MAX, RewindReading, direct_get, standby_slots, stream_check};
+use relay::access::{Backlog, COUNT_MAX, direct_get, standby_slots, stream_check};
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
 use crate::dead_letters::{DeadLetters, Filter};
@@ -12,7 +12,7 @@ use crate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
     StatusReport, StreamReport,
 };
-use crate::sql::Store;
+use crate::sql::{RewindReading, Store};
 
 /// Looks at the slot, the outbox and the stream.
 ///

@@ -1,10 +1,9 @@
 //! What the rewind slot has of a replay.
 
-use relay::access::RewindSlot;
 use relay::{Config, Error, ReplaySelection, ReplaySource, RewindConfig};
 
 use super::replay_plan::SourceHolds;
-use crate::sql::Store;
+use crate::sql::{RewindSlot, Store};
 
 /// What the rewind slot keeps.
 pub(super) async fn wal_holds(

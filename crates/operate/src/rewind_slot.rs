@@ -4,14 +4,14 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relay::access::{ADVANCING, RewindReading, answered, backoff, describe};
+use relay::access::{answered, backoff, describe};
 use relay::{Config, Error, Mode, RewindConfig};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use crate::sql::Store;
+use crate::sql::{ADVANCING, RewindReading, Store};
 
 /// How often the slot is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -280,7 +280,7 @@ async fn step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use relay::access::RewindSlot;
+    use crate::sql::RewindSlot;
 
     fn reading(wal_status: Option<&str>) -> RewindReading {
         let slot = wal_status.map(|it| RewindSlot {

@@ -10,6 +10,7 @@ mod give;
 mod look_up;
 mod partitions;
 mod retain;
+mod rewind;
 mod setup_lock;
 mod swap;
 mod verify_rows;
@@ -23,6 +24,7 @@ pub(crate) use self::explain_replays::KnownEvent;
 pub use self::explain_replays::{ReplayOutcome, ReplayStory};
 pub(crate) use self::partitions::Detached;
 pub(crate) use self::retain::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
+pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
 
 /// A connection of the relay's kind, and what operators run over it.

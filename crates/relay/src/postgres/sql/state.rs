@@ -328,6 +328,14 @@ impl Store {
         self.perform("unlock the slot", sql, &[&slot]).await
     }
 
+    /// Makes a slot that begins where another one is. Says where that is.
+    pub async fn copy_slot(&self, from: &str, to: &str, temporary: bool) -> Result<Lsn, Error> {
+        let sql = "SELECT lsn FROM pg_copy_logical_replication_slot($1, $2, $3)";
+        let parameters: [&(dyn ToSql + Sync); 3] = [&from, &to, &temporary];
+        let row = self.query_one("copy the replication slot", sql, &parameters).await?;
+        Ok(row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())))
+    }
+
     /// Drops the slot; nobody may read it.
     pub async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
         self.perform("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])

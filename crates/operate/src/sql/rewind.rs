@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pgoutput::Lsn;
+use relay::Error;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
 use super::Store;
-use crate::error::Error;
 
 const LOOKING: &str = "look at the rewind slot";
 /// What is done while the slot moves.
-pub const ADVANCING: &str = "advance the rewind slot";
+pub(crate) const ADVANCING: &str = "advance the rewind slot";
 const NOTING: &str = "note what became of the rewind slot";
 
 /// How much of the log the slot passes in one statement, at most.
@@ -26,59 +26,59 @@ const STEP_TIMEOUT: &str = "5min";
 
 /// The rewind slot, beside the relay's own.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct RewindSlot {
+pub(crate) struct RewindSlot {
     /// It brings what committed there or later.
     #[serde(deserialize_with = "lsn")]
-    pub confirmed: Lsn,
+    pub(crate) confirmed: Lsn,
     /// `reserved`, `extended`, `unreserved` or `lost`.
-    pub wal_status: Option<String>,
+    pub(crate) wal_status: Option<String>,
     /// What committed then or later is in it, as far as a time is known.
-    pub from: Option<Timestamp>,
+    pub(crate) from: Option<Timestamp>,
     /// Bytes of log that it keeps,
-    pub retained_bytes: u64,
+    pub(crate) retained_bytes: u64,
     /// and how many of them the relay's own slot does not keep.
-    pub extra_bytes: u64,
+    pub(crate) extra_bytes: u64,
 }
 
 impl RewindSlot {
     /// Whether its log is gone, or goes with the next checkpoint.
-    pub fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         matches!(self.wal_status.as_deref(), Some("unreserved" | "lost"))
     }
 }
 
 /// What there is of a rewind slot.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-pub struct RewindReading {
+pub(crate) struct RewindReading {
     /// It is there, and the relay's.
-    pub slot: Option<RewindSlot>,
+    pub(crate) slot: Option<RewindSlot>,
     /// There is a slot of that name which no relay made.
-    pub is_others: bool,
+    pub(crate) is_others: bool,
     /// The relay's own slot is there, and keeps what it has to.
-    pub has_source: bool,
+    pub(crate) has_source: bool,
     /// An open replay that reads it. Until that ends the slot does not move.
-    pub held_by: Option<Uuid>,
+    pub(crate) held_by: Option<Uuid>,
     /// How often it was made,
-    pub made: u64,
+    pub(crate) made: u64,
     /// when the last time,
-    pub made_at: Option<Timestamp>,
+    pub(crate) made_at: Option<Timestamp>,
     /// and why.
-    pub made_because: Option<String>,
+    pub(crate) made_because: Option<String>,
     /// How much of the log PostgreSQL keeps for a slot; `None` if it has no limit.
-    pub keep_max: Option<u64>,
+    pub(crate) keep_max: Option<u64>,
     /// How often in a row PostgreSQL gave it up soon after it was made,
-    pub losses: u32,
+    pub(crate) losses: u32,
     /// and how many seconds ago, if it was not made since.
-    pub lost_for: Option<f64>,
+    pub(crate) lost_for: Option<f64>,
     /// Why it cannot be kept.
-    pub failure: Option<String>,
+    pub(crate) failure: Option<String>,
     /// When that was.
-    pub failed_at: Option<Timestamp>,
+    pub(crate) failed_at: Option<Timestamp>,
 }
 
 impl Store {
     /// What there is of the rewind slot `name` of `slot`.
-    pub async fn rewind_slot(&self, slot: &str, name: &str) -> Result<RewindReading, Error> {
+    pub(crate) async fn rewind_slot(&self, slot: &str, name: &str) -> Result<RewindReading, Error> {
         let sql = format!(
             "SELECT CASE WHEN judged.is_ours THEN jsonb_build_object(
                      'confirmed', coalesce(s.confirmed_flush_lsn, '0/0'),
@@ -115,20 +115,25 @@ impl Store {
     }
 
     /// One process at a time looks after a rewind slot.
-    pub async fn try_lock_rewind(&self, slot: &str) -> Result<bool, Error> {
+    pub(crate) async fn try_lock_rewind(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended('tailpost rewind ' || $1, 0))";
         Ok(self.query_one(LOOKING, sql, &[&slot]).await?.get(0))
     }
 
     /// A process that is stopped for long is in nobody's way.
-    pub async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
+    pub(crate) async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost rewind ' || $1, 0))";
         self.perform(LOOKING, sql, &[&slot]).await
     }
 
     /// Makes the rewind slot where the relay's own is, and writes down why. First that it is ours:
     /// who is killed between the two leaves no slot that nobody drops.
-    pub async fn make_rewind(&self, slot: &str, name: &str, because: &str) -> Result<(), Error> {
+    pub(crate) async fn make_rewind(
+        &self,
+        slot: &str,
+        name: &str,
+        because: &str,
+    ) -> Result<(), Error> {
         // What is known of times is another slot's, or another cluster's.
         let sql = format!(
             "WITH forgotten AS (DELETE FROM {marks} WHERE slot = $1)
@@ -148,7 +153,7 @@ impl Store {
     }
 
     /// Drops a rewind slot whose log is gone, and writes down when that was.
-    pub async fn drop_lost_rewind(&self, slot: &str, name: &str) -> Result<(), Error> {
+    pub(crate) async fn drop_lost_rewind(&self, slot: &str, name: &str) -> Result<(), Error> {
         self.drop_slot(name).await?;
         let sql = format!(
             "UPDATE {} SET lost_at = clock_timestamp(),
@@ -161,7 +166,7 @@ impl Store {
     }
 
     /// There is to be no rewind slot any more.
-    pub async fn forget_rewind(&self, slot: &str) -> Result<(), Error> {
+    pub(crate) async fn forget_rewind(&self, slot: &str) -> Result<(), Error> {
         let sql = format!(
             "WITH forgotten AS (DELETE FROM {marks} WHERE slot = $1)
              DELETE FROM {rewind} WHERE slot = $1",
@@ -172,7 +177,11 @@ impl Store {
     }
 
     /// Writes down why the rewind slot cannot be kept; `None` if it can.
-    pub async fn note_rewind_failure(&self, slot: &str, why: Option<&str>) -> Result<(), Error> {
+    pub(crate) async fn note_rewind_failure(
+        &self,
+        slot: &str,
+        why: Option<&str>,
+    ) -> Result<(), Error> {
         let sql = format!(
             "INSERT INTO {rewind} AS r (slot, failure, failed_at)
              SELECT $1, $2, CASE WHEN $2::text IS NOT NULL THEN now() END
@@ -186,23 +195,9 @@ impl Store {
         self.perform(NOTING, &sql, &[&slot, &why]).await
     }
 
-    /// Makes a slot that begins where another one is. Says where that is.
-    pub(crate) async fn copy_slot(
-        &self,
-        from: &str,
-        to: &str,
-        temporary: bool,
-    ) -> Result<Lsn, Error> {
-        let sql = "SELECT lsn FROM pg_copy_logical_replication_slot($1, $2, $3)";
-        let copied =
-            self.query_one("copy the replication slot", sql, &[&from, &to, &temporary]).await?;
-        let row = copied;
-        Ok(row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())))
-    }
-
     /// Moves the rewind slot on, as far as it keeps too much or what is too old; not while a replay
     /// reads from it, and never beyond the relay's own slot. Says whether it still keeps too much.
-    pub async fn trail(
+    pub(crate) async fn trail(
         &self,
         slot: &str,
         name: &str,
