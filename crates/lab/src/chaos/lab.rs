@@ -279,12 +279,12 @@ impl Lab {
         Ok(tally)
     }
 
-    /// The sequences of all messages in the stream.
-    async fn sequences(&self) -> Result<Vec<u64>> {
+    /// The sequences of all messages in the stream, and the ids of their events.
+    async fn messages(&self) -> Result<Vec<(u64, Option<uuid::Uuid>)>> {
         let client = self.database().await?;
         let url = self.nats.url();
         let ledger = Ledger::collect_any(&client, &Table::default(), &url, STREAM).await?;
-        Ok(ledger.messages().iter().map(|it| it.sequence).collect())
+        Ok(ledger.messages().iter().map(|it| (it.sequence, it.id)).collect())
     }
 
     async fn catch_up(&mut self) -> Result<()> {

@@ -39,10 +39,10 @@ const UNEXPECTED: &str = "
     SELECT what, count(*) OVER () FROM dead LIMIT $1";
 
 const RESOLVED: &str = "
-    SELECT stream_seq FROM inbox_messages
-    WHERE consumer = $1 AND status IN ('PROCESSED', 'DEAD', 'REJECTED') AND stream_seq IS NOT NULL
+    SELECT stream_seq, message_id FROM inbox_messages
+    WHERE consumer = $1 AND status IN ('PROCESSED', 'DEAD', 'REJECTED')
     UNION
-    SELECT stream_seq FROM inbox_dead_letter WHERE consumer = $1";
+    SELECT stream_seq, message_id FROM inbox_dead_letter WHERE consumer = $1";
 
 impl Lab {
     /// Opens the service that inboxes will call. From now on every event is to have an effect.
@@ -162,12 +162,17 @@ impl Lab {
         let unexpected = client.query(UNEXPECTED, &[&OFFENDERS_MAX]).await?;
         let count = unexpected.first().map_or(0, |row| row.get::<_, i64>(1));
         let resolved = client.query(RESOLVED, &[&CONSUMER]).await?;
-        let resolved: HashSet<i64> = resolved.iter().map(|row| row.get(0)).collect();
-        let mut unsettled = self.sequences().await?;
-        unsettled.retain(|it| i64::try_from(*it).is_ok_and(|it| !resolved.contains(&it)));
+        let ids: HashSet<Uuid> = resolved.iter().map(|row| row.get(1)).collect();
+        let seqs: HashSet<Option<i64>> = resolved.iter().map(|row| row.get(0)).collect();
+        let mut unsettled = self.messages().await?;
+        // A record keeps the sequence of a message that a stream has lost, and has again elsewhere.
+        unsettled.retain(|(seq, id)| match id {
+            Some(id) => !ids.contains(id),
+            None => !seqs.contains(&Some(seq.cast_signed())),
+        });
         let blocked = self.waits.blocked();
         let mut offenders: Vec<String> = unexpected.iter().map(|row| row.get(0)).collect();
-        if let Some(first) = unsettled.first() {
+        if let Some((first, _)) = unsettled.first() {
             offenders.push(format!("unsettled: {first} and {} more", unsettled.len() - 1));
         }
         offenders.extend(blocked.iter().map(|it| format!("producers waited for {it}")));

@@ -51,7 +51,9 @@ impl World {
         missing.into_iter().for_each(|id| self.expect_scanned(id));
         self.table.doubt_trusted();
         let taken = self.table.take_back_behind(end);
-        self.lose_confirmed(resolved_before, acknowledged - end - taken.len() as u64);
+        // In keyed mode two rows may name one sequence: before the loss was noticed, and since.
+        let unanswered = (acknowledged - end).saturating_sub(taken.len() as u64);
+        self.lose_confirmed(resolved_before, unanswered);
         for id in taken {
             let logged = self.log.iter().find(|it| it.events.contains(&id));
             let comes_again = logged.is_some_and(|it| it.commit_lsn >= resolved_before);
@@ -78,9 +80,12 @@ impl World {
     }
 
     /// Where parking blocks, the scan goes first, and brings what was requeued: before events of its
-    /// aggregate that the log is to bring again, and that the stream had when it was parked.
+    /// aggregate that the log is to bring again, and that the stream had when it was parked. In keyed
+    /// mode what was in flight is stored before what was lost.
     fn note_overtaken(&mut self, resolved_before: Lsn) {
-        let of_table: Vec<u128> = self.dead.keys().chain(&self.requeued).copied().collect();
+        let stored = self.stored_ids.iter().filter(|_| self.was_keyed);
+        let of_table = self.dead.keys().chain(&self.requeued);
+        let of_table: Vec<u128> = of_table.chain(stored).copied().collect();
         let again = self.log.iter().filter(|it| it.commit_lsn >= resolved_before);
         for id in again.flat_map(|it| &it.events).filter(|id| !self.stored_ids.contains(id)) {
             let overtakes = |other: &u128| self.keys[other] == self.keys[id] && other > id;
