@@ -165,10 +165,11 @@ impl Lab {
         let ids: HashSet<Uuid> = resolved.iter().map(|row| row.get(1)).collect();
         let seqs: HashSet<Option<i64>> = resolved.iter().map(|row| row.get(0)).collect();
         let mut unsettled = self.messages().await?;
-        // A record keeps the sequence of a message that a stream has lost, and has again elsewhere.
-        unsettled.retain(|(seq, id)| match id {
-            Some(id) => !ids.contains(id),
-            None => !seqs.contains(&Some(seq.cast_signed())),
+        // A record keeps the sequence of a message that a stream has lost, and has again elsewhere; one
+        // of a message that cannot be read has an id of its own.
+        unsettled.retain(|(seq, id)| {
+            let is_known = id.is_some_and(|id| ids.contains(&id));
+            !is_known && !seqs.contains(&Some(seq.cast_signed()))
         });
         let blocked = self.waits.blocked();
         let mut offenders: Vec<String> = unexpected.iter().map(|row| row.get(0)).collect();
