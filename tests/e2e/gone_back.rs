@@ -6,7 +6,7 @@ use std::process::Command;
 
 use async_nats::jetstream::stream::DiscardPolicy;
 use lab::Port;
-use support::{DEADLINE, TestEnv, get, until};
+use support::{DEADLINE, Relay, TestEnv, get, until};
 
 use crate::pages::shown::steps_below;
 
@@ -86,8 +86,8 @@ async fn is_noticed(env: &TestEnv, lost: i64) {
         .await;
 }
 
-/// With the relay running, and after it was killed.
-async fn comes_back(mode: &str, is_running: bool) {
+/// Of 50 events and so many `more` the copy has the first.
+async fn published_beyond_a_copy(mode: &str, more: usize) -> (TestEnv, Relay, StoreCopy) {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_RELAY__MODE", mode);
     env.setup().await;
@@ -95,8 +95,14 @@ async fn comes_back(mode: &str, is_running: bool) {
     env.insert_each(50).await;
     env.wait_marked().await;
     let copy = StoreCopy::take(&mut env).await;
-    env.insert_each(200).await;
+    env.insert_each(more).await;
     env.wait_marked().await;
+    (env, relay, copy)
+}
+
+/// With the relay running, and after it was killed.
+async fn comes_back(mode: &str, is_running: bool) {
+    let (mut env, relay, copy) = published_beyond_a_copy(mode, 200).await;
     let relay = match is_running {
         true => Some(relay),
         false => {
@@ -146,15 +152,7 @@ async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_agai
 
 /// The stream ends before what it has acknowledged, and further than it came back.
 async fn others_are_stored_in_between(mode: &str) {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MODE", mode);
-    env.setup().await;
-    let relay = env.relay();
-    env.insert_each(50).await;
-    env.wait_marked().await;
-    let copy = StoreCopy::take(&mut env).await;
-    env.insert_each(400).await;
-    env.wait_marked().await;
+    let (mut env, relay, copy) = published_beyond_a_copy(mode, 400).await;
     relay.kill9().await;
     copy.put_back(&mut env).await;
     let client = async_nats::connect(env.nats.url()).await.expect("connect");
@@ -164,8 +162,9 @@ async fn others_are_stored_in_between(mode: &str) {
         stored.await.expect("an acknowledgement");
     }
     let relay = env.relay();
-    relay.announce("messages=400 rows=400");
+    relay.announce("the stream has lost acknowledged messages");
     is_noticed(&env, 400).await;
+    assert_eq!(env.query::<i64>("SELECT lost FROM tailpost_streams").await, 400);
     assert_rows_are_stored(&env, 450).await;
     drop(relay);
 }

@@ -223,6 +223,6 @@ async fn stream(client: &NatsClient, config: &Config) -> StreamAndOverlaps {
 
 impl Failure {
     fn of(error: &Error) -> Self {
-        Self { said: relay::access::describe(error), hint: error.hint(), sqlstate: error.code() }
+        Self { said: relay::describe(error), hint: error.hint(), sqlstate: error.code() }
     }
 }

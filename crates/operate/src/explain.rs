@@ -15,8 +15,8 @@ use crate::sql::Store;
 pub use crate::sql::{ReplayOutcome, ReplayStory};
 use relay::Config;
 use relay::Error;
-use relay::access::describe;
 use relay::access::direct_get;
+use relay::describe;
 
 /// How long the broker may take: the rest is told without it.
 const BROKER_MAX: Duration = Duration::from_secs(2);

@@ -97,7 +97,7 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
 impl StatusReport {
     /// Something of the broker is missing.
     fn lacks(&mut self, error: Error) {
-        self.warnings.push(format!("the broker: {}", relay::access::describe(&error)));
+        self.warnings.push(format!("the broker: {}", relay::describe(&error)));
         self.incomplete = Some(error);
     }
 }

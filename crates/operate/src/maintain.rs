@@ -17,7 +17,7 @@ use crate::sql::Store;
 use crate::sql::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
 use relay::Config;
 use relay::Error;
-use relay::access::describe;
+use relay::describe;
 
 const NAME: &str = "tailpost maintain";
 

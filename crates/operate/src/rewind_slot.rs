@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relay::access::{answered, backoff, describe};
-use relay::{Config, Error, Mode, RewindConfig};
+use relay::access::{answered, backoff};
+use relay::{Config, Error, Mode, RewindConfig, describe};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};

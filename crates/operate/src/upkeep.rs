@@ -4,8 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use relay::access::describe;
-use relay::{Config, Error};
+use relay::{Config, Error, describe};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::sleep;

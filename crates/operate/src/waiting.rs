@@ -7,8 +7,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use outbox::waiting::{Seen, Waiting};
-use relay::access::describe;
-use relay::{Config, Error, EventState};
+use relay::{Config, Error, EventState, describe};
 use tokio::time::{Instant, sleep};
 use tracing::warn;
 use uuid::Uuid;

@@ -2,7 +2,6 @@
 //!
 //! Only the crate `operate` uses this.
 
-pub use crate::describe;
 pub use crate::engine::{Stored, Unpublished, Watermark, backoff};
 pub use crate::nats::{TailReader, direct_get, stream_check, unless_denied};
 pub use crate::postgres::sql::{

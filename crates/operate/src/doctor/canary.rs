@@ -204,7 +204,7 @@ impl Canary {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    legs.failure = Some(relay::access::describe(&error));
+                    legs.failure = Some(relay::describe(&error));
                     return;
                 }
             }

@@ -118,7 +118,7 @@ pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
 
 /// What could not be read, as a reason.
 pub(super) fn skip(error: &Error) -> Skip {
-    Skip::because(relay::access::describe(error))
+    Skip::because(relay::describe(error))
 }
 
 /// What PostgreSQL answers on a replication connection.

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use relay::access::describe;
-use relay::{Error, RetentionConfig};
+use relay::{Error, RetentionConfig, describe};
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 

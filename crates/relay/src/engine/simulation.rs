@@ -76,7 +76,9 @@ struct World {
     old_rows: Vec<u128>,
     /// Those that only a later look of the scanner found: their order means nothing.
     late_rows: HashSet<u128>,
-    /// Those that the log brought again after a requeued one of their aggregate had come.
+    /// Those that the stream had when it went back, and did not have afterwards.
+    went_missing: HashSet<u128>,
+    /// Those of them behind which a later one of their aggregate may be.
     overtaken: HashSet<u128>,
     /// Those that never passed the log.
     unlogged: HashSet<u128>,
@@ -203,6 +205,7 @@ impl World {
             table,
             old_rows: Vec::new(),
             late_rows: HashSet::new(),
+            went_missing: HashSet::new(),
             overtaken: HashSet::new(),
             unlogged: HashSet::new(),
             is_gap_open: true,

@@ -17,7 +17,7 @@ const FLOW: u64 = 3;
 
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
-    pub id: Option<u128>,
+    pub(super) id: Option<u128>,
     pub(super) position: Option<Position>,
     pub(super) position_event: Option<Uuid>,
 }

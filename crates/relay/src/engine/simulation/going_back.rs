@@ -16,8 +16,8 @@ impl World {
             true => self.rng.random_range(0..8),
             false => self.rng.random_range(0..=self.stream.len()),
         };
-        self.stream.truncate(self.stream.len().saturating_sub(lost));
-        let end = self.stream.len();
+        let end = self.stream.len().saturating_sub(lost);
+        self.went_missing.extend(self.stream.drain(end..).filter_map(|it| it.id));
         self.removed.retain(|at| *at < end);
         self.forgotten = self.forgotten.min(end);
         self.stored_ids = self.stream.iter().filter_map(|it| it.id).collect();
@@ -33,7 +33,7 @@ impl World {
 
     /// As `Store::take_back_lost`.
     pub(super) fn take_back_lost(&mut self, resolved_before: Lsn) {
-        self.note_overtaken(resolved_before);
+        self.note_overtaken();
         let (created, last_seq) = (Timestamp::UNIX_EPOCH, self.stream.len() as u64);
         let acknowledged = self.stream_end;
         let found = LostEnd { created, acknowledged, last_seq, last_at: created };
@@ -79,17 +79,13 @@ impl World {
         self.emitted.lost.extend(gone);
     }
 
-    /// Where parking blocks, the scan goes first, and brings what was requeued: before events of its
-    /// aggregate that the log is to bring again, and that the stream had when it was parked. In keyed
-    /// mode what was in flight is stored before what was lost.
-    fn note_overtaken(&mut self, resolved_before: Lsn) {
+    /// An event that the stream has lost may come behind others of its aggregate: where parking blocks
+    /// the scan goes first, and brings what was requeued; in keyed mode what was in flight is stored.
+    fn note_overtaken(&mut self) {
         let stored = self.stored_ids.iter().filter(|_| self.was_keyed);
-        let of_table = self.dead.keys().chain(&self.requeued);
-        let of_table: Vec<u128> = of_table.chain(stored).copied().collect();
-        let again = self.log.iter().filter(|it| it.commit_lsn >= resolved_before);
-        for id in again.flat_map(|it| &it.events).filter(|id| !self.stored_ids.contains(id)) {
-            let overtakes = |other: &u128| self.keys[other] == self.keys[id] && other > id;
-            if of_table.iter().any(overtakes) {
+        let first: Vec<_> = self.dead.keys().chain(&self.requeued).chain(stored).copied().collect();
+        for id in self.went_missing.iter().filter(|id| !self.stored_ids.contains(id)) {
+            if first.iter().any(|it| self.keys[it] == self.keys[id] && it > id) {
                 self.overtaken.insert(*id);
             }
         }
