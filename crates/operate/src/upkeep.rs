@@ -61,7 +61,7 @@ impl RetentionStatus {
 }
 
 /// Deletes what [`Config::retention`] does not keep, every
-/// [`interval`](crate::RetentionConfig::interval), for as long as the future is polled. Of several
+/// [`interval`](relay::RetentionConfig::interval), for as long as the future is polled. Of several
 /// processes one does it. `config` is that of all shards.
 ///
 /// A failure is logged when it begins and when it has passed, and tried again within a minute. It

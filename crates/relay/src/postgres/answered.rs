@@ -13,7 +13,7 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 ///
-/// [`Error::Silent`] if they take more than [`ANSWER_MAX`]; whatever `work` ends with.
+/// [`Error::Silent`] if they take more than `ANSWER_MAX`; whatever `work` ends with.
 pub async fn answered<T>(
     doing: &'static str,
     work: impl Future<Output = Result<T, Error>>,

@@ -68,7 +68,7 @@ impl Slot {
         })
     }
 
-    /// As [`find`](Self::find). Waits until PostgreSQL has made a slot that is missing; `None` if that
+    /// As `find`. Waits until PostgreSQL has made a slot that is missing; `None` if that
     /// takes longer than `patience`.
     pub async fn prepare(
         config: &Config,

@@ -17,7 +17,7 @@ use crate::shards::Shard;
 pub const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
 
 /// That something can be done about a row of the outbox, called `o` there: it has an id, and is not
-/// [owed] a mark. The latter is looked up row by row, last of all: there are hardly ever
+/// owed a mark. The latter is looked up row by row, last of all: there are hardly ever
 /// any, and a join would take the order away that an index gives.
 pub fn not_owed(table: &Table) -> String {
     format!(

@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Says that it takes none any more. The slot may have some yet to bring, which `wal_seq` tells
-    /// until they are [forgotten](Self::forget_wal_messages).
+    /// until they are forgotten.
     pub async fn refuse_wal_messages(&self, slot: &str) -> Result<(), Error> {
         self.take_no_wal_messages(slot, "wal_seq").await
     }
