@@ -8,21 +8,35 @@ use crate::engine::Backoff;
 
 /// What an inbox needs to know, beside its connections.
 #[derive(Debug, Clone)]
-pub(crate) struct Config {
-    pub(crate) consumer: String,
-    pub(crate) stream: String,
-    pub(crate) filter_subjects: Vec<String>,
-    pub(crate) lanes: usize,
-    pub(crate) batch: usize,
-    pub(crate) lease: Duration,
-    pub(crate) max_attempts: u32,
-    pub(crate) ack_wait: Duration,
-    pub(crate) backoff: Backoff,
-    pub(crate) schema: String,
-    pub(crate) retention: Option<Duration>,
-    pub(crate) decisions_retention: Option<Duration>,
-    pub(crate) upkeep_interval: Duration,
-    pub(crate) spans: Option<SpanSink>,
+pub struct Config {
+    /// Names the durable consumer, and is part of the key of every record.
+    pub consumer: String,
+    /// The stream to take events from.
+    pub stream: String,
+    /// The subjects to take; all of the stream's if there are none.
+    pub filter_subjects: Vec<String>,
+    /// How many handlers run at a time.
+    pub lanes: usize,
+    /// The most events that share a transaction.
+    pub batch: usize,
+    /// How long an event belongs to a worker that gives no sign of life.
+    pub lease: Duration,
+    /// After how many attempts an event becomes a dead letter.
+    pub max_attempts: u32,
+    /// After how long the broker delivers an event again.
+    pub ack_wait: Duration,
+    /// How long to wait between attempts.
+    pub backoff: Backoff,
+    /// The schema that holds the tables of the inbox.
+    pub schema: String,
+    /// For how long records are kept.
+    pub retention: Option<Duration>,
+    /// For how long decisions are kept.
+    pub decisions_retention: Option<Duration>,
+    /// How often the tables are looked after.
+    pub upkeep_interval: Duration,
+    /// Who takes spans of attempts.
+    pub spans: Option<SpanSink>,
 }
 
 impl Config {
@@ -46,7 +60,8 @@ impl Config {
     }
 
     /// The schema's name for use in SQL.
-    pub(crate) fn quoted_schema(&self) -> String {
+    #[must_use]
+    pub fn quoted_schema(&self) -> String {
         quote(&self.schema)
     }
 

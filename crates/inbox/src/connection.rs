@@ -22,6 +22,12 @@ impl Connection {
         Self::with_guard(client, ())
     }
 
+    /// The client.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// A client whose connection lives as long as `guard`.
     #[must_use]
     pub fn with_guard(client: Client, guard: impl Any + Send + Sync) -> Self {

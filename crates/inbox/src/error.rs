@@ -71,16 +71,19 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
+    /// That PostgreSQL refused what was being done.
+    pub fn sql(doing: &'static str) -> impl FnOnce(tokio_postgres::Error) -> Self {
         move |source| Self::Sql { doing, source }
     }
 
-    pub(crate) fn jetstream<E: Into<BoxError>>(doing: &'static str) -> impl FnOnce(E) -> Self {
+    /// That JetStream refused what was being done.
+    pub fn jetstream<E: Into<BoxError>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::JetStream { doing, source: source.into() }
     }
 
     /// A consumer that would have to be deleted to go back.
-    pub(crate) fn cannot_rewind(stream: &str) -> Self {
+    #[must_use]
+    pub fn cannot_rewind(stream: &str) -> Self {
         Self::Refused {
             problem: format!(
                 "the broker cannot reset the consumer, and deleting it loses messages of stream \
@@ -154,7 +157,8 @@ const SET_UP: &str = "create the tables of the inbox with `tailpost inbox setup`
 const PERMANENT: [&str; 5] = ["0A", "28", "3D", "3F", "42"];
 
 /// An error and what caused it, in one line. For logs.
-pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn describe(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(next) = cause {

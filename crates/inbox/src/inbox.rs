@@ -13,7 +13,7 @@ use crate::nats::durable_consumer;
 use crate::worker::leased::{self, UnderLeases};
 use crate::worker::transactional::InTransactions;
 use crate::worker::{self, Settings};
-use crate::{Error, LeasedHandler, Rewinder, Status, Summary, TransactionalHandler};
+use crate::{Error, LeasedHandler, Status, Summary, TransactionalHandler};
 
 /// One consumer of a stream: takes events, gives each to the handler, and keeps the record.
 ///
@@ -143,20 +143,20 @@ impl Builder {
         durable_consumer::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
     }
 
-    /// What plans and requests that the consumer goes back in its stream, with this connection to
-    /// the database of the inbox.
+    /// What was set, and the broker, for what operators do beside the consumer.
     ///
     /// # Errors
     ///
     /// If a setting is missing or makes no sense.
-    pub fn rewinder(self, connection: Connection) -> Result<Rewinder, Error> {
+    pub fn into_parts(self) -> Result<(Config, async_nats::Client), Error> {
         self.config.check()?;
         let nats = self.nats.ok_or_else(|| no_nats(&self.config))?;
-        Ok(Rewinder::new(self.config, nats, connection))
+        Ok((self.config, nats))
     }
 
     /// What was set, to be compared with what there is.
-    pub(crate) fn into_config(self) -> Config {
+    #[must_use]
+    pub fn into_config(self) -> Config {
         self.config
     }
 

@@ -36,15 +36,13 @@
 //!
 //! `examples/orders.rs` is a whole service.
 
+pub mod access;
 mod attempt;
 mod config;
 mod connection;
 mod controls;
-mod dead_letters;
-mod doctor;
 mod engine;
 mod error;
-pub mod explain;
 mod feed;
 mod handler;
 pub mod http;
@@ -57,25 +55,17 @@ mod rewind;
 mod status;
 mod tally;
 mod unhandled;
-pub mod waiting;
 mod worker;
 
 pub use connection::{BoxError, Connection};
-pub use controls::{Control, ControlAction, Controls, OperatorPause};
-pub use dead_letters::LetterPlace;
-pub use dead_letters::{
-    Backlog, DeadLetter, DeadLetterDetail, DeadLetters, Holder, Marked, Overview, Selection,
-};
-pub use doctor::{Inspected, doctor, doctor_checks};
+pub use controls::{Control, OperatorPause};
 pub use engine::Backoff;
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
 pub use nats::durable_consumer::RewindMethod;
-pub use postgres::tables::{
-    Keep, Maintained, Upkept, create_tables, exists, look_after, render_tables,
-};
-pub use rewind::{RewindCounts, RewindPlan, RewindState, RewindTarget, Rewinder};
+pub use postgres::tables::{Keep, Maintained, Upkept, create_tables, look_after, render_tables};
+pub use rewind::RewindState;
 pub use status::{
     BreakerState, Claims, DeadLetterCounts, Handler, LeaseCounts, State, Status, Summary,
 };

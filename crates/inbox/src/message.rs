@@ -25,14 +25,17 @@ const FIRST_YEAR: i16 = -4712;
 /// Which stream. One that is deleted and created again under its name has other messages of the
 /// same sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Origin {
-    pub(crate) stream: String,
+pub struct Origin {
+    /// Its name.
+    pub stream: String,
     /// When the stream was created; `None` in what was kept by versions that did not write it down.
-    pub(crate) created: Option<Timestamp>,
+    pub created: Option<Timestamp>,
 }
 
 impl Origin {
-    pub(crate) fn of(config: &Config, stream: &Stream) -> Self {
+    /// The stream of a consumer.
+    #[must_use]
+    pub fn of(config: &Config, stream: &Stream) -> Self {
         Self { stream: config.stream.clone(), created: durable_consumer::created(stream) }
     }
 }

@@ -2,8 +2,8 @@
 
 pub(crate) mod acks;
 pub(crate) mod advisories;
-pub(crate) mod durable_consumer;
+pub mod durable_consumer;
 pub(crate) mod reconnects;
 pub(crate) mod source;
 pub(crate) mod stored_message;
-pub(crate) mod stream_range;
+pub mod stream_range;

@@ -1,7 +1,6 @@
 //! What the inbox asks of PostgreSQL: records, leases, tables, and connections to do it with.
 
 pub(crate) mod attended;
-pub(crate) mod operator_statements;
 pub(crate) mod pool;
 pub(crate) mod resolved;
 pub(crate) mod role_statements;

@@ -10,9 +10,11 @@ pub(crate) const UNFINISHED_MAX: i32 = 3;
 
 /// Which record: with the consumer's name, the primary key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) id: Uuid,
-    pub(crate) event_time: Timestamp,
+pub struct Key {
+    /// The event.
+    pub id: Uuid,
+    /// When it happened.
+    pub event_time: Timestamp,
 }
 
 /// What a claim found.

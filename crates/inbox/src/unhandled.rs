@@ -32,19 +32,27 @@ const SAY_EVERY: Duration = Duration::from_secs(10);
 const LOOKING: &str = "look for what is handled";
 
 /// Where to look. Dropping a search leaves nothing behind.
-pub(crate) struct Unhandled<'a> {
-    pub(crate) on: &'a Client,
-    pub(crate) nats: &'a async_nats::Client,
-    pub(crate) config: &'a Config,
-    pub(crate) origin: &'a Origin,
+pub struct Unhandled<'a> {
+    /// The database.
+    pub on: &'a Client,
+    /// The broker.
+    pub nats: &'a async_nats::Client,
+    /// The settings of the consumer.
+    pub config: &'a Config,
+    /// Its stream.
+    pub origin: &'a Origin,
     /// The durable consumer.
-    pub(crate) found: &'a Info,
+    pub found: &'a Info,
 }
 
 impl Unhandled<'_> {
     /// Up to where everything is handled, if it is written down of this stream. An error if another
     /// server than `server` says so.
-    pub(crate) async fn handled_to(&self, server: Option<i64>) -> Result<Option<u64>, Error> {
+    ///
+    /// # Errors
+    ///
+    /// If a server refuses or does not answer.
+    pub async fn handled_to(&self, server: Option<i64>) -> Result<Option<u64>, Error> {
         let (sql, Origin { stream, created }) =
             (handled::find_handled(&self.schema()), self.origin);
         let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, stream, created];
@@ -59,7 +67,11 @@ impl Unhandled<'_> {
 
     /// The first message behind `handled_to` that is acknowledged and that the records know no end
     /// of.
-    pub(crate) async fn first(&self, handled_to: u64) -> Result<Option<u64>, Error> {
+    ///
+    /// # Errors
+    ///
+    /// If a server refuses or does not answer.
+    pub async fn first(&self, handled_to: u64) -> Result<Option<u64>, Error> {
         let floor = self.found.ack_floor.stream_sequence;
         if handled_to >= floor {
             return Ok(None);

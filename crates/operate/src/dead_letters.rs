@@ -1,278 +1,376 @@
-//! Finding and mending events that could not be published.
+//! What the two queues of dead letters have in common: events that the relay could not publish, and
+//! events that the inbox could not handle.
+//!
+//! Both are filtered, counted, planned and worked through in the same words, on the command line,
+//! in JSON and over HTTP.
 
-use std::time::Duration;
+pub mod inbox_letters;
+pub mod outbox_letters;
 
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
-use outbox::dead_letters::GROUPS_MAX;
-pub use outbox::dead_letters::{Action, Actor, Aggregate, AuditEntry, Filter, GROUPED_MAX, Group};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use crate::sql::Store;
-use relay::Config;
-use relay::Error;
+/// Dead letters whose failures are grouped, the newest first: with millions it would take minutes.
+pub const GROUPED_MAX: u64 = 10_000;
 
-/// An event that could not be published. Its payload is left out on purpose.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct DeadLetter {
-    /// The event's id, and its `Nats-Msg-Id`.
-    pub id: Uuid,
-    /// The type of its aggregate.
-    pub aggregate_type: String,
-    /// Its aggregate.
-    pub aggregate_id: String,
-    /// Its type.
-    pub event_type: String,
-    /// The version of its type.
-    pub event_version: Option<i32>,
-    /// When it happened.
-    pub occurred_at: Option<Timestamp>,
-    /// When it was parked.
-    pub dead_at: Timestamp,
-    /// Why.
-    pub reason: String,
-    /// Attempts to publish it; none if it only waits for another.
-    pub attempts: Option<i32>,
-    /// Later events of its aggregate wait.
-    pub blocks: bool,
-    /// Nothing is wrong with it: it waits for this one.
-    pub blocked_by: Option<Uuid>,
-    /// When it was discarded.
-    pub discarded_at: Option<Timestamp>,
-    /// The shard that publishes it once it is requeued, if there are several.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shard: Option<i64>,
-    /// Its number in the order of insertion; only from the database.
-    #[serde(skip)]
-    pub seq: i64,
+/// Kinds of failures that an [`Overview`] has, the most frequent first.
+pub const GROUPS_MAX: u32 = 20;
+
+/// SQL that makes one text of all values of the column `reason` that differ only in ids and numbers.
+pub const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
+    '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g')";
+
+/// An aggregate, written `type:id`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Aggregate {
+    /// Its type; without a colon.
+    pub kind: String,
+    /// Its id.
+    pub id: String,
 }
 
-/// Where a dead letter is in a list: since when it is dead, its number, and its id.
-pub type LetterPlace = (Timestamp, i64, Uuid);
+impl FromStr for Aggregate {
+    type Err = &'static str;
 
-impl DeadLetter {
-    /// Where it is in a list.
-    #[must_use]
-    pub fn place(&self) -> LetterPlace {
-        (self.dead_at, self.seq, self.id)
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            Some((kind, id)) if !kind.is_empty() && !id.is_empty() => {
+                Ok(Self { kind: kind.to_owned(), id: id.to_owned() })
+            }
+            _ => Err("expected TYPE:ID, such as order:o-17"),
+        }
     }
 }
 
-/// Nobody waits for an answer about an event that was not published.
-pub const NOT_REJECTED: &str = "only dead letters of an inbox can be rejected";
+impl fmt::Display for Aggregate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.kind, self.id)
+    }
+}
+
+/// Which dead letters are meant; an empty one means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Filter {
+    /// Of this aggregate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aggregate: Option<Aggregate>,
+    /// Of this event type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+    /// Whose reason contains this, in any case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Dead since this time or later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { aggregate, event_type, reason, since } = self;
+        let parts = [
+            aggregate.as_ref().map(|it| format!("aggregate {it}")),
+            event_type.as_ref().map(|it| format!("type {it}")),
+            reason.as_ref().map(|it| format!("reason contains {it:?}")),
+            since.map(|it| format!("since {it}")),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().collect();
+        f.write_str(&if parts.is_empty() { "all".into() } else { parts.join(", ") })
+    }
+}
+
+/// Dead letters with the same failure, but for ids and numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Group {
+    /// The reason, with `<id>` and `<n>` for what differs.
+    pub fingerprint: String,
+    /// How many.
+    pub count: u64,
+    /// Of how many aggregates.
+    pub aggregates: u64,
+    /// When the first died.
+    pub first: Timestamp,
+    /// When the last died.
+    pub last: Timestamp,
+}
 
 /// What a list shows, and what a plan is.
-pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Overview<L> {
+    /// How many match.
+    pub total: u64,
+    /// Age of the oldest of them, in seconds.
+    pub oldest_seconds: Option<f64>,
+    /// The failures of the newest [`GROUPED_MAX`] of them.
+    pub groups: Vec<Group>,
+    /// The newest of them, up to the limit.
+    pub dead_letters: Vec<L>,
+    /// Over HTTP, where the next page begins, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// What is done to dead letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Publish or handle them after all.
+    Requeue,
+    /// Refuse them for good; only those of an inbox.
+    Reject,
+    /// Take them off the list.
+    Discard,
+}
+
+impl Action {
+    /// As it is written down.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeue",
+            Self::Reject => "reject",
+            Self::Discard => "discard",
+        }
+    }
+
+    /// Whether it is for good: then it needs a [`Reason`].
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        self != Self::Requeue
+    }
+}
+
+/// What something is done for. Kept; never blank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Reason(String);
+
+impl Reason {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Reason {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.trim().is_empty() { Err("it is empty") } else { Ok(Self(text)) }
+    }
+}
+
+impl FromStr for Reason {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
+/// Who does something, through what, and what for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// A name.
+    pub name: String,
+    /// `http` or `cli`.
+    pub via: String,
+    /// What for.
+    pub why: Option<Reason>,
+}
+
+impl Actor {
+    /// What for, as text.
+    #[must_use]
+    pub fn why(&self) -> Option<&str> {
+        self.why.as_ref().map(Reason::as_str)
+    }
+}
+
+/// What is to be done to many.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BulkRequest {
+    /// What.
+    pub action: Action,
+    /// To which.
+    pub filter: Filter,
+    /// Only says what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// At most so many a second.
+    #[serde(default)]
+    pub rate: Option<u32>,
+    /// By whom.
+    #[serde(default)]
+    pub by: Option<String>,
+    /// What for.
+    #[serde(default)]
+    pub why: Option<Reason>,
+}
+
+/// Something that was done to a dead letter.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// When.
+    pub at: Timestamp,
+    /// `requeue`, `reject`, `discard`, `purge`, `release` or `found`.
+    pub action: String,
+    /// By whom.
+    pub actor: String,
+    /// Through what, if that is known: `http`, `cli`, or `relay`.
+    pub via: Option<String>,
+    /// What for.
+    pub why: Option<String>,
+    /// Why it was a dead letter.
+    pub reason: Option<String>,
+    /// Its payload was replaced; the audit keeps the old one.
+    pub payload_replaced: bool,
+}
 
 /// What became of one event.
-pub type DeadLetterDetail = outbox::dead_letters::DeadLetterDetail<DeadLetter>;
-
-/// The dead letters of an outbox. One connection to its database.
-///
-/// Every change is one statement: it happens whole, with its audit row, or not at all.
-pub struct DeadLetters {
-    store: Store,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeadLetterDetail<L> {
+    /// The event's id.
+    pub id: Uuid,
+    /// The dead letter, if it is one.
+    pub dead_letter: Option<L>,
+    /// Of the outbox: `dead`, `discarded`, `pending`, `published`, or `gone`. With
+    /// `relay.mark = "delete"` also `published` if its row is gone after it was put back: then
+    /// nothing says when and where. Of the inbox: `dead` or `requeued`.
+    pub state: String,
+    /// When the outbox's row was marked as published.
+    pub published_at: Option<Timestamp>,
+    /// The stream that has it.
+    pub stream: Option<String>,
+    /// As which sequence.
+    pub stream_seq: Option<i64>,
+    /// What was done to it, in order.
+    pub history: Vec<AuditEntry>,
+    /// Its headers, if asked for: they may be about people as much as the payload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Value>,
+    /// Its payload, if asked for and JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Box<RawValue>>,
+    /// Its payload in Base64, if asked for and not JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload_base64: Option<String>,
 }
 
-impl DeadLetters {
-    /// Connects to the outbox's database.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be reached, or [`Error::NotSetUp`].
-    pub async fn connect(config: &Config) -> Result<Self, Error> {
-        // As long as the server is at it, for locks of others too.
-        let store = Store::patient(config, "tailpost dlq").await?;
-        store.check_tables().await?;
-        Ok(Self { store })
-    }
-
-    /// Has the server end statements that take longer, also while they wait for a lock.
-    ///
-    /// # Errors
-    ///
-    /// If PostgreSQL refuses or cannot be reached.
-    pub async fn bounded(self, max: Duration) -> Result<Self, Error> {
-        let sql = format!("SET statement_timeout = {}", max.as_millis());
-        self.store.batch_execute("bound statements", &sql).await?;
-        Ok(self)
-    }
-
-    /// What matches: how many, why, and the newest, at most `limit`.
-    ///
-    /// # Errors
-    ///
-    /// If PostgreSQL refuses or cannot be reached, as with all methods here.
-    pub async fn overview(&self, filter: &Filter, limit: u32) -> Result<Overview, Error> {
-        self.overview_after(filter, None, limit).await
-    }
-
-    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
-    ///
-    /// # Errors
-    ///
-    /// As [`overview`](Self::overview).
-    pub async fn overview_after(
-        &self,
-        filter: &Filter,
-        after: Option<LetterPlace>,
-        limit: u32,
-    ) -> Result<Overview, Error> {
-        let (total, oldest_seconds) = self.store.count_dead_letters(filter).await?;
-        Ok(Overview {
-            total,
-            oldest_seconds,
-            groups: self.store.dead_letter_groups(filter, GROUPS_MAX).await?,
-            dead_letters: self.store.dead_letters(filter, after, limit).await?,
-            next: None,
-        })
-    }
-
-    /// What became of an event that is, or was, a dead letter.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDeadLetter`] if it never was one.
-    pub async fn detail(&self, id: Uuid, with_payload: bool) -> Result<DeadLetterDetail, Error> {
-        let dead_letter = self.store.dead_letter(id).await?;
-        let history = self.store.audit_entries(id).await?;
-        if dead_letter.is_none() && history.is_empty() {
-            return Err(Error::NoDeadLetter { id });
+impl<L> DeadLetterDetail<L> {
+    /// What is known without headers and payload.
+    #[must_use]
+    pub fn new(id: Uuid, letter: Option<L>, state: &str, history: Vec<AuditEntry>) -> Self {
+        Self {
+            id,
+            dead_letter: letter,
+            state: state.to_owned(),
+            published_at: None,
+            stream: None,
+            stream_seq: None,
+            history,
+            headers: None,
+            payload: None,
+            payload_base64: None,
         }
-        let row = self.store.outbox_row(id).await?;
-        let state = match (&dead_letter, &row) {
-            (Some(dead), _) if dead.discarded_at.is_some() => "discarded",
-            (Some(_), _) => "dead",
-            (None, Some((Some(_), ..))) => "published",
-            (None, Some(_)) => "pending",
-            (None, None) if self.store.marks_by_deleting() && was_put_back(&history) => "published",
-            (None, None) => "gone",
-        };
-        let mut detail = DeadLetterDetail::new(id, dead_letter, state, history);
-        (detail.published_at, detail.stream, detail.stream_seq) = row.unwrap_or_default();
-        let carried = if with_payload { self.store.carried(id).await? } else { None };
-        Ok(match carried {
-            Some((headers, payload)) => detail.carrying(headers, &payload),
-            None => detail,
-        })
     }
 
-    /// Puts an event back into the outbox; a relay publishes it within its `scan_interval`, with the
-    /// same id, and the payload given here, if any.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDeadLetter`], or [`Error::Conflict`] if the event is published already, or waits
-    /// for another one that should go first.
-    pub async fn requeue(
-        &self,
-        id: Uuid,
-        payload: Option<&str>,
-        actor: &Actor,
-    ) -> Result<(), Error> {
-        let dead = self.store.dead_letter(id).await?;
-        let dead = dead.filter(|it| it.discarded_at.is_none()).ok_or(Error::NoDeadLetter { id })?;
-        if let Some((Some(at), stream, seq)) = self.store.outbox_row(id).await? {
-            let stream = stream.unwrap_or_else(|| "the stream".into());
-            let seq = seq.map_or_else(|| "an unknown sequence".into(), |seq| seq.to_string());
-            return Err(Error::Conflict(format!(
-                "event {id} is published already, in {stream} as {seq}, at {at}: discard the \
-                 dead letter"
-            )));
-        }
-        if let Some(by) = dead.blocked_by
-            && self.is_dead(by).await?
-        {
-            let aggregate = Aggregate { kind: dead.aggregate_type, id: dead.aggregate_id };
-            return Err(Error::Conflict(format!(
-                "event {id} waits for {by}, an earlier event of its aggregate: mend that one, and \
-                 this one follows by itself; or requeue --aggregate {aggregate}"
-            )));
-        }
-        if self.store.requeue(id, payload, actor).await? {
-            return Ok(());
-        }
-        Err(Error::NoDeadLetter { id })
+    /// With headers and payload.
+    #[must_use]
+    pub fn carrying(mut self, headers: Option<Value>, payload: &[u8]) -> Self {
+        let json = std::str::from_utf8(payload).ok();
+        self.payload = json.and_then(|it| RawValue::from_string(it.trim().to_owned()).ok());
+        self.payload_base64 = self.payload.is_none().then(|| STANDARD.encode(payload));
+        self.headers = headers;
+        self
     }
 
-    async fn is_dead(&self, id: Uuid) -> Result<bool, Error> {
-        let dead = self.store.dead_letter(id).await?;
-        Ok(dead.is_some_and(|it| it.discarded_at.is_none()))
-    }
-
-    /// Puts all dead letters of an aggregate back, in one step; they are published in order. Returns
-    /// how many.
-    ///
-    /// # Errors
-    ///
-    /// See [`overview`](Self::overview).
-    pub async fn requeue_aggregate(
-        &self,
-        aggregate: &Aggregate,
-        actor: &Actor,
-    ) -> Result<u64, Error> {
-        self.store.requeue_aggregate(aggregate, actor).await
-    }
-
-    /// Takes an event off the list, for good: it is never published. Events that wait for it follow
-    /// without it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoDeadLetter`].
-    pub async fn discard(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
-        if self.store.discard(id, actor).await? { Ok(()) } else { Err(Error::NoDeadLetter { id }) }
+    /// The payload as text, whatever it is.
+    #[must_use]
+    pub fn payload_text(&self) -> Option<String> {
+        let bytes = || STANDARD.decode(self.payload_base64.as_ref()?).ok();
+        let json = self.payload.as_ref().map(|it| it.get().to_owned());
+        json.or_else(|| Some(String::from_utf8_lossy(&bytes()?).into_owned()))
     }
 }
 
-impl outbox::dead_letters::Store for DeadLetters {
-    type Error = Error;
-    type Place = (i64, Uuid);
-    const AT_ONCE: u32 = 1;
+/// How far work on many has got.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// How many there were at the start.
+    pub total: u64,
+    /// How many are done.
+    pub done: u64,
+    /// How many were refused or gone by then.
+    pub skipped: u64,
+    /// The last refusal.
+    pub last_refusal: Option<String>,
+    /// It has ended.
+    pub ended: bool,
+    /// It was cancelled.
+    pub cancelled: bool,
+}
 
-    async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
-        let until = self.store.clock().await?;
-        Ok((self.store.count_dead_letters(filter).await?.0, until))
-    }
+/// Dead letters that can be worked through.
+#[allow(async_fn_in_trait, reason = "whoever calls it knows the type")]
+pub trait Store {
+    /// Why it cannot be done.
+    type Error;
+    /// Where a dead letter is in the order in which they are worked through, and which one it is.
+    type Place;
+    /// How many one call of [`decide`](Self::decide) may be about.
+    const AT_ONCE: u32;
 
-    /// In order of insertion.
+    /// How many match, and the time by the server's clock.
+    async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Self::Error>;
+    /// What matches and died until `until`, behind `after`.
     async fn page(
         &self,
         filter: &Filter,
         until: Timestamp,
         after: Option<&Self::Place>,
         limit: u32,
-    ) -> Result<Vec<Self::Place>, Error> {
-        let after = after.copied().unwrap_or((i64::MIN, Uuid::nil()));
-        self.store.dead_letter_ids(filter, until, after, limit).await
-    }
-
+    ) -> Result<Vec<Self::Place>, Self::Error>;
+    /// Returns to how many it was done, and why not to the last of the others.
     async fn decide(
         &self,
         action: Action,
-        _: &Filter,
+        filter: &Filter,
         page: &[Self::Place],
         actor: &Actor,
-    ) -> Result<(usize, Option<String>), Error> {
-        for (_, id) in page {
-            let decided = match action {
-                Action::Requeue => self.requeue(*id, None, actor).await,
-                Action::Discard => self.discard(*id, actor).await,
-                Action::Reject => Err(Error::Conflict(NOT_REJECTED.into())),
-            };
-            match decided {
-                Err(error @ (Error::NoDeadLetter { .. } | Error::Conflict(_))) => {
-                    return Ok((0, Some(error.to_string())));
-                }
-                decided => decided?,
-            }
-        }
-        Ok((page.len(), None))
-    }
+    ) -> Result<(usize, Option<String>), Self::Error>;
 }
 
-/// Whether the last that was decided about it is that it goes to the stream.
-fn was_put_back(history: &[AuditEntry]) -> bool {
-    let last = history.iter().rfind(|entry| entry.action != "found");
-    last.is_some_and(|entry| matches!(entry.action.as_str(), "requeue" | "release"))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_says_what_it_takes() {
+        assert_eq!(Filter::default().to_string(), "all");
+        let filter = Filter {
+            aggregate: "order:o:17".parse().ok(),
+            event_type: Some("Placed".into()),
+            reason: Some("max_payload".into()),
+            since: "2026-11-21T09:00:00Z".parse().ok(),
+        };
+        assert_eq!(
+            filter.to_string(),
+            "aggregate order:o:17, type Placed, reason contains \"max_payload\", \
+             since 2026-11-21T09:00:00Z"
+        );
+        assert!("order".parse::<Aggregate>().is_err());
+    }
 }

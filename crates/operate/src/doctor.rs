@@ -5,10 +5,13 @@
 
 mod broker_rules;
 mod canary;
+mod consumer_facts;
+mod consumer_rules;
 mod facts;
 mod managed_rules;
 mod outbox_rules;
 mod read_broker;
+mod read_consumers;
 mod read_outbox;
 mod read_server;
 mod read_shard;
@@ -22,13 +25,14 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::checks::{Category, Check, Rule, Scope, Skip};
 use async_nats::Client as NatsClient;
-use outbox::checks::{Category, Check, Rule, Scope, Skip};
 use tokio::time::timeout;
 
 pub use self::canary::{Canary, Legs, canaries};
 use self::facts::{Contents, Facts, Failure, Known, OutboxTable, Role, Seen, Server, ShardFacts};
 use self::facts::{no_nats, no_postgres};
+pub use self::read_consumers::{Inspected, doctor_of_consumers};
 use crate::sql::Store;
 use relay::Error;
 use relay::access::{Connection, answered};
@@ -54,7 +58,8 @@ const RULES: [&[Rule<Seen>]; 5] = [
 pub fn doctor_checks() -> Vec<(&'static str, Category)> {
     let of_the_log = [replication_rules::RULES, replication_rules::EACH_SHARD, stream_rules::RULES];
     let rules = RULES.iter().chain(&of_the_log).flat_map(|it| it.iter());
-    rules.map(|it| (it.id, it.category)).collect()
+    let rules = rules.map(|it| (it.id, it.category));
+    rules.chain(consumer_rules::ids()).collect()
 }
 
 /// Looks at both servers, and judges what it finds. Takes at most 25 s, whatever the servers do,

@@ -1,5 +1,7 @@
 //! What became of one event, from its row to the stream.
 
+pub mod consumer_story;
+
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -9,7 +11,8 @@ use tokio::time::timeout;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
-use super::dead_letters::{AuditEntry, DeadLetter};
+use super::dead_letters::AuditEntry;
+use super::dead_letters::outbox_letters::DeadLetter;
 use crate::sql::KnownEvent;
 use crate::sql::Store;
 pub use crate::sql::{ReplayOutcome, ReplayStory};

@@ -6,7 +6,8 @@ use relay::access::opening::SLOT_WAITS_FOR;
 use relay::access::{Backlog, COUNT_MAX, direct_get, standby_slots, stream_check};
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
-use crate::dead_letters::{DeadLetters, Filter};
+use crate::dead_letters::Filter;
+use crate::dead_letters::outbox_letters::DeadLetters;
 use crate::maintain::{end, is_short};
 use crate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,

@@ -1,6 +1,8 @@
-//! What operators do beside a running relay: `setup`, `status`, `doctor`, `verify`, replays, dead
-//! letters, retention. Nothing here is on the way of an event.
+//! What operators do beside a running relay and inbox: `setup`, `status`, `doctor`, `verify`,
+//! replays, dead letters, retention. Nothing here is on the way of an event.
 
+pub mod checks;
+pub mod consumers;
 mod day_partitions;
 pub mod dead_letters;
 mod doctor;
@@ -29,7 +31,9 @@ pub mod verify;
 pub mod waiting;
 mod whole_stream;
 
-pub use self::doctor::{Canary, Legs, canaries, doctor, doctor_checks};
+pub use self::doctor::{
+    Canary, Inspected, Legs, canaries, doctor, doctor_checks, doctor_of_consumers,
+};
 pub use self::inspect::inspect;
 pub use self::maintain::{
     HeldPartition, MaintainProgress, MaintainReport, PartitionsReport, maintain,

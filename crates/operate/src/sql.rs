@@ -9,6 +9,7 @@ mod forget_replays;
 mod give;
 mod look_up;
 mod partitions;
+pub(crate) mod records;
 mod retain;
 mod rewind;
 mod setup_lock;

@@ -3,6 +3,8 @@
 //! A relay tells those who wait in its own process as soon as the broker has stored an event. What
 //! it did not publish itself, or before, is asked of the table, for all who wait at once.
 
+pub mod effects;
+
 use std::convert::Infallible;
 use std::time::Duration;
 

@@ -31,9 +31,7 @@
 //! # }
 //! ```
 
-pub mod checks;
 mod columns;
-pub mod dead_letters;
 mod enqueue;
 mod error;
 mod event;

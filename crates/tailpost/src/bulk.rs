@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use outbox::dead_letters::{Actor, BulkRequest, Progress, Store};
+use operate::dead_letters::{Actor, BulkRequest, Progress, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -1,12 +1,12 @@
 //! The names of `doctor`'s checks, as they are given to the command and to the API.
 
-use outbox::checks::Category;
+use operate::checks::Category;
 
 /// # Errors
 ///
 /// If one is neither a check's id nor a category; with the nearest that is.
 pub(crate) fn known<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
-    let ids = operate::doctor_checks().into_iter().chain(inbox::doctor_checks());
+    let ids = operate::doctor_checks().into_iter();
     let ids: Vec<_> = ids.map(|(id, _)| id).chain(Category::ALL.map(Category::name)).collect();
     let Some(unknown) = names.into_iter().find(|it| !ids.contains(&it.as_str())) else {
         return Ok(());

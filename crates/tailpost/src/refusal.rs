@@ -1,6 +1,7 @@
 //! What a command found and will not do, or did not get to, for reasons that are nobody's failure.
 
-use inbox::{DeadLetterDetail, RewindState};
+use inbox::RewindState;
+use operate::dead_letters::inbox_letters::DeadLetterDetail;
 use uuid::Uuid;
 
 /// What scripts can tell apart.

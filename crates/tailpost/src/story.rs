@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use inbox::Connection;
-use inbox::explain::ConsumerStory;
 use operate::explain::Explanation;
+use operate::explain::consumer_story::{self, ConsumerStory};
 use outbox::Table;
 use relay::Config;
 use serde::Serialize;
@@ -55,7 +55,7 @@ pub(crate) async fn consumers(
 ) -> Result<BTreeMap<String, ConsumerStory>, inbox::Error> {
     let session = postgres.session("tailpost explain").await;
     let session = session.map_err(|error| inbox::Error::Connect(error.into()))?;
-    inbox::explain::explain(&Connection::lent(session), table, id).await
+    consumer_story::explain(&Connection::lent(session), table, id).await
 }
 
 /// Where a consumer met the event.

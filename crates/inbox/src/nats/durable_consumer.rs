@@ -40,13 +40,19 @@ pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
 /// stays.
 const ACK_PENDING_UNCHOSEN: i64 = 1_000;
 
-pub(crate) async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
+/// The stream of a consumer.
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
     let stream = servers::jetstream_of(nats).get_stream(&config.stream).await;
     stream.map_err(Error::jetstream("look up the stream"))
 }
 
 /// When the stream was created, as precisely as the inbox's tables keep it.
-pub(crate) fn created(stream: &Stream) -> Option<Timestamp> {
+#[must_use]
+pub fn created(stream: &Stream) -> Option<Timestamp> {
     let nanos = stream.cached_info().created.unix_timestamp_nanos();
     Timestamp::from_nanosecond(nanos).ok().map(rounded)
 }
@@ -101,7 +107,8 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
 }
 
 /// The subjects under which a stream stores what it takes.
-pub(crate) fn stored_subjects(config: &stream::Config) -> Vec<String> {
+#[must_use]
+pub fn stored_subjects(config: &stream::Config) -> Vec<String> {
     match &config.subject_transform {
         None => config.subjects.clone(),
         Some(it) => wire::transformed(&config.subjects, &it.source, &it.destination),
@@ -144,7 +151,11 @@ async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error
 }
 
 /// What the broker knows about the durable consumer, if there is one.
-pub(crate) async fn find(stream: &Stream, config: &Config) -> Result<Option<Info>, Error> {
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn find(stream: &Stream, config: &Config) -> Result<Option<Info>, Error> {
     match stream.consumer_info(&config.consumer).await {
         Ok(info) => Ok(Some(info)),
         Err(error) if is_not_found(&error) => Ok(None),
@@ -153,7 +164,8 @@ pub(crate) async fn find(stream: &Stream, config: &Config) -> Result<Option<Info
 }
 
 /// The subjects that a consumer is for; all if there are none.
-pub(crate) fn filters_of(config: &consumer::Config) -> Vec<String> {
+#[must_use]
+pub fn filters_of(config: &consumer::Config) -> Vec<String> {
     let one = Some(&config.filter_subject).filter(|it| !it.is_empty());
     one.into_iter().chain(&config.filter_subjects).cloned().collect()
 }
@@ -175,7 +187,8 @@ pub enum RewindMethod {
 
 /// How the durable consumer would be rewound to `from`. As far as can be told: of one that begins at
 /// a time the broker decides.
-pub(crate) fn rewind_method(nats: &Client, found: Option<&Info>, from: u64) -> RewindMethod {
+#[must_use]
+pub fn rewind_method(nats: &Client, found: Option<&Info>, from: u64) -> RewindMethod {
     let allows = |info: &Info| match info.config.deliver_policy {
         DeliverPolicy::All | DeliverPolicy::ByStartTime { .. } => true,
         DeliverPolicy::ByStartSequence { start_sequence } => start_sequence <= from,
@@ -190,13 +203,15 @@ pub(crate) fn rewind_method(nats: &Client, found: Option<&Info>, from: u64) -> R
 
 /// Where a consumer that goes back to `from` begins: what it has not acknowledged must come too. All
 /// comes if nobody knows what that is.
-pub(crate) fn begins_at(found: Option<&Info>, from: u64) -> u64 {
+#[must_use]
+pub fn begins_at(found: Option<&Info>, from: u64) -> u64 {
     found.map_or(1, |info| from.min(info.ack_floor.stream_sequence + 1))
 }
 
 /// Whether messages outlive the consumers that have acknowledged them. Where they do not, a consumer
 /// that is deleted takes with it what only it had before it.
-pub(crate) fn keeps_messages(stream: &Stream) -> bool {
+#[must_use]
+pub fn keeps_messages(stream: &Stream) -> bool {
     stream.cached_info().config.retention == RetentionPolicy::Limits
 }
 
@@ -236,13 +251,15 @@ pub(crate) async fn rewind(
 const LOOKING: &str = "look up the durable consumer";
 
 /// The settings in which a consumer is not as the configuration wants it.
-pub(crate) fn differences(found: &consumer::Config, config: &Config) -> Vec<&'static str> {
+#[must_use]
+pub fn differences(found: &consumer::Config, config: &Config) -> Vec<&'static str> {
     let found = pull::Config::try_from_consumer_config(found.clone());
     found.map(|found| changes(found, config).1).unwrap_or_default()
 }
 
 /// What makes a consumer useless for an inbox, and stays for as long as the consumer.
-pub(crate) fn obstacle(found: &consumer::Config) -> Option<&'static str> {
+#[must_use]
+pub fn obstacle(found: &consumer::Config) -> Option<&'static str> {
     if found.deliver_subject.is_some() {
         return Some("it is a push consumer");
     }

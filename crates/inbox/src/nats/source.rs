@@ -14,7 +14,7 @@
 mod floor;
 mod outstanding;
 mod place;
-pub(crate) mod silence;
+pub mod silence;
 
 use std::collections::HashSet;
 use std::sync::Arc;

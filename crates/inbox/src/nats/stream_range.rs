@@ -14,24 +14,30 @@ const READ_AHEAD: usize = 32;
 
 /// The place of a message, and when the stream stored it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StoredAt {
-    pub(crate) seq: u64,
-    pub(crate) at: Timestamp,
+pub struct StoredAt {
+    /// Where.
+    pub seq: u64,
+    /// When.
+    pub at: Timestamp,
 }
 
 /// The first message from this sequence on, if there is one.
-pub(crate) async fn first_from(
-    nats: &Client,
-    stream: &str,
-    seq: u64,
-) -> Result<Option<StoredAt>, Error> {
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn first_from(nats: &Client, stream: &str, seq: u64) -> Result<Option<StoredAt>, Error> {
     let found = stored_message::next(nats, stream, seq).await?;
     Ok(found.map(|it| StoredAt { seq: it.seq, at: it.stored_at }))
 }
 
 /// The first message that was stored at `time` or later, if one of these is: a stream's messages are
 /// in the order of their times.
-pub(crate) async fn first_since(
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn first_since(
     nats: &Client,
     stream: &str,
     (first, last): (u64, u64),
@@ -51,7 +57,11 @@ pub(crate) async fn first_since(
 
 /// Which records belong to the messages of this range, by their sequences, as far as the filters let
 /// them through.
-pub(crate) async fn keys(
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn keys(
     nats: &Client,
     origin: &Origin,
     filters: &[String],

@@ -30,8 +30,8 @@ const LOOK: &str = "SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'act
 ///
 /// # Errors
 ///
-/// [`Error::Silent`] after [`ANSWER_DEADLINE`]; whatever `work` ends with.
-pub(crate) async fn answered<T, E>(
+/// [`Error::Silent`] after 30 s; whatever `work` ends with.
+pub async fn answered<T, E>(
     doing: &'static str,
     work: impl Future<Output = Result<T, E>>,
 ) -> Result<T, Error>
@@ -49,7 +49,7 @@ where
 /// # Errors
 ///
 /// [`Error::Silent`] after `limit`; [`Error::Tables`] if there are none.
-pub(crate) async fn answered_within<T>(
+pub async fn answered_within<T>(
     limit: Duration,
     doing: &'static str,
     statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
@@ -82,7 +82,7 @@ pub(crate) async fn asked(
 }
 
 /// What was being done, and what went wrong.
-pub(crate) struct Failed<E> {
+pub struct Failed<E> {
     doing: &'static str,
     error: E,
 }

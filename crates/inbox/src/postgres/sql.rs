@@ -4,15 +4,14 @@
 pub(crate) mod claim;
 pub(crate) mod complete;
 pub(crate) mod control;
-pub(crate) mod decide;
 pub(crate) mod handled;
 pub(crate) mod hold_role;
-pub(crate) mod list;
-pub(crate) mod look_up;
 pub(crate) mod park;
 pub(crate) mod renew;
 pub(crate) mod requeued;
-pub(crate) mod rewind_records;
+pub mod rewind_records;
+
+pub use self::control::find_controls;
 
 /// The record is held by whoever has this token. The status is asked for in a way that hides it from
 /// the planner: `idx_inbox_unprocessed` has an entry for each claim since the last vacuum, and the
@@ -32,24 +31,11 @@ const ENDED: &str =
     "finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL";
 
 /// The record `m` is of the letter `d`.
-pub(crate) const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
+pub const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
     AND m.event_time = d.event_time";
 
-/// The end of each decision: `done` holds the letters that it was done to.
-pub(crate) fn write_down(schema: &str, decision: &str, [by, why]: [&str; 2]) -> String {
-    format!(
-        "noted AS (
-             INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
-                 event_time, subject, stream, stream_seq, attempts, cause, failure)
-             SELECT '{decision}', session_user || ' (' || {by}::text || ')', {why}::text, consumer,
-                 message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
-             FROM done
-         )
-         SELECT consumer, message_id FROM done"
-    )
-}
-
 /// Each row of `sql` as one JSON object, for a struct whose fields are called as its columns.
-pub(crate) fn as_json(sql: &str) -> String {
+#[must_use]
+pub fn as_json(sql: &str) -> String {
     format!("WITH it AS ({sql}) SELECT to_json(it) FROM it")
 }

@@ -28,7 +28,7 @@ use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, r
 use crate::record::{Cause, Claim, ClaimReply, Key};
 
 #[cfg(test)]
-mod model;
+mod tests;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
@@ -271,7 +271,7 @@ impl Statements {
 
 /// What is committed here survives a crash of the server, whatever the role's or the database's
 /// default: the message is acknowledged, or a decision reported, once it is.
-pub(crate) const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
+pub const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 struct Columns<'a> {

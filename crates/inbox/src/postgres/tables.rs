@@ -19,8 +19,7 @@ use self::ranges::{Range, Ranges, Width, partition_name};
 use crate::Error;
 use crate::error::describe;
 
-pub(crate) use self::forgetting::upkept;
-pub use self::forgetting::{Keep, Maintained, Upkept, exists, look_after};
+pub use self::forgetting::{Keep, Maintained, Upkept, look_after, upkept};
 
 const SQL: [&str; 2] = [
     include_str!("../../migrations/0002_inbox.sql"),
@@ -73,7 +72,7 @@ pub(crate) async fn prepare(
 
 /// What there is room for, as of the last look.
 #[derive(Debug, Clone)]
-pub(crate) struct Partitions {
+pub struct Partitions {
     schema: String,
     /// `None` if somebody made one table for all.
     ranges: Option<Ranges>,
@@ -82,7 +81,8 @@ pub(crate) struct Partitions {
 
 /// Whether the record of an event can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
+pub enum Room {
+    /// Yes.
     There,
     /// No partition has this time yet.
     Missing(Timestamp),
@@ -107,7 +107,12 @@ const LOAD: &str = "
     WHERE inhparent = to_regclass($1::text)";
 
 impl Partitions {
-    pub(crate) async fn load(client: &Client, schema: &str) -> Result<Self, Error> {
+    /// What there is room for now.
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL refuses; [`Error::Tables`] if there are none.
+    pub async fn load(client: &Client, schema: &str) -> Result<Self, Error> {
         let schema = quote(schema);
         let table = format!("{schema}.inbox_messages");
         let sql = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1::text)";
@@ -129,7 +134,9 @@ impl Partitions {
         Ok(Ranges::new(rows.iter().map(range)))
     }
 
-    pub(crate) fn room(&self, event_time: Timestamp) -> Room {
+    /// Whether there is room for the record of an event of this time.
+    #[must_use]
+    pub fn room(&self, event_time: Timestamp) -> Room {
         if self.forgotten_before.is_some_and(|before| event_time < before) {
             return Room::Forgotten;
         }
@@ -155,7 +162,11 @@ impl Partitions {
 
     /// Makes a partition for this time, if there is none. It has everything up to its neighbours:
     /// not one for each day that anybody names.
-    pub(crate) async fn create(&mut self, client: &Client, time: Timestamp) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    ///
+    /// If PostgreSQL refuses.
+    pub async fn create(&mut self, client: &Client, time: Timestamp) -> Result<bool, Error> {
         self.create_as(client, time, Width::Day).await
     }
 

@@ -1,6 +1,6 @@
 //! What the broker has to be like.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::wire::subject_matches;
 use relay::Mode;
 use servers::nats_version;

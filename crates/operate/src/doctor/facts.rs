@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::checks::Skip;
 use async_nats::jetstream::stream::Config as Stream;
-use outbox::checks::Skip;
 use relay::Config;
 use relay::access::columns::Misfit;
 use relay::access::schema::Lack;

@@ -2,7 +2,7 @@
 //!
 //! A provider is known by roles and settings that only it has. The facts are from their manuals.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 use relay::Mode;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 use relay::Mode;
 use relay::access::columns::Misfit;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use crate::checks::Skip;
 use async_nats::Client;
 use async_nats::jetstream::stream::Info;
 use jiff::Timestamp;
-use outbox::checks::Skip;
 use relay::Config;
 use relay::access::stream_check;
 use serde_json::{Value, json};

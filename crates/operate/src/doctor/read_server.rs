@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::checks::Skip;
 use jiff::Timestamp;
-use outbox::checks::Skip;
 use relay::access::connection::{Bound, Connection};
 use relay::access::{Replication, standby_slots};
 use relay::{Config, Error, Mode};

@@ -1,6 +1,6 @@
 //! Whether a relay is at work.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Verdict};
 use relay::Mode;
 
 use super::facts::Seen;

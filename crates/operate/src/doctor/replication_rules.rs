@@ -1,6 +1,6 @@
 //! What replication needs, and the publication and the slot.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 use relay::RewindConfig;
 use relay::access::standby_slots::SETTING;

@@ -1,6 +1,6 @@
 //! What the database server has to be like.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 use outbox::quote;
 use relay::Mode;
 use relay::access::encoding;

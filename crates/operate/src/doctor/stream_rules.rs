@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::checks::{Category, Judged, Remedy, Rule, Verdict, shell_word};
 use async_nats::jetstream::stream::Config as Stream;
-use outbox::checks::{Category, Judged, Remedy, Rule, Verdict, shell_word};
 use outbox::wire::subjects_overlap;
 use relay::Mode;
 use relay::access::stream_check;

@@ -1,6 +1,6 @@
 //! The rules on facts alone: providers, versions, ages and clocks that no test server has.
 
-use outbox::checks::Severity;
+use crate::checks::Severity;
 use tokio_postgres::error::SqlState;
 
 use super::facts::{AnySlot, Broker, OldTransaction, Permissions, Reader, SlotFacts, Subjects};
@@ -68,7 +68,7 @@ const URL: &str = "postgres://ada@localhost/shop";
 fn judged(config: &Config, facts: Facts, id: &str) -> (Severity, Vec<String>) {
     let checks = judge(config, &Arc::new(facts), &Scope::default());
     let check = checks.iter().find(|it| it.id == id).unwrap_or_else(|| panic!("no {id}"));
-    let text = |it: &outbox::checks::Remedy| it.text.clone();
+    let text = |it: &crate::checks::Remedy| it.text.clone();
     (check.severity, check.remedies.iter().map(text).collect())
 }
 

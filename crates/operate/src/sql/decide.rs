@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 use outbox::Column;
-use outbox::dead_letters::FINGERPRINT;
 use relay::access::mark;
 use relay::{Error, Shard, Shards};
 use tokio_postgres::Row;
@@ -10,9 +9,8 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Store;
-use crate::dead_letters::{
-    Actor, Aggregate, AuditEntry, DeadLetter, Filter, GROUPED_MAX, Group, LetterPlace,
-};
+use crate::dead_letters::outbox_letters::{DeadLetter, LetterPlace};
+use crate::dead_letters::{Actor, Aggregate, AuditEntry, FINGERPRINT, Filter, GROUPED_MAX, Group};
 
 /// The filter's parameters are always $1 to $5.
 const MATCHES: &str = "discarded_at IS NULL

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use outbox::checks::{Check, Scope, summary};
+use operate::checks::{Check, Scope, summary};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -159,7 +159,7 @@ async fn show(
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use outbox::checks::{Category, Severity};
+    use operate::checks::{Category, Severity};
     use tokio::sync::Semaphore;
 
     use super::*;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use inbox::waiting::EffectState;
+use operate::waiting::effects::EffectState;
 use outbox::waiting::{Seen, Waiting};
 use relay::EventState;
 use serde::{Deserialize, Serialize};

@@ -167,7 +167,8 @@ struct ConsumerStatus {
 #[cfg(test)]
 mod tests {
 
-    use inbox::{Backlog, Claims, DeadLetterCounts, LeaseCounts, Summary};
+    use inbox::{Claims, DeadLetterCounts, LeaseCounts, Summary};
+    use operate::dead_letters::inbox_letters::Backlog;
 
     use crate::admin::Durable;
     use crate::admin::metrics::Format;

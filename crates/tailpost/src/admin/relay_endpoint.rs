@@ -4,8 +4,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use operate::checks::Scope;
 use operate::{RetentionStatus, RewindStatus};
-use outbox::checks::Scope;
 use outbox::waiting::Waiting;
 use relay::{Config, EventState, Refused, Role, Sample, SlotSample, Status};
 use serde::Serialize;

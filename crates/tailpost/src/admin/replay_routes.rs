@@ -6,11 +6,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use operate::dead_letters::{Aggregate, Reason};
 use operate::replays::{
     ReplayDecision, ReplayEntry, ReplayPlan, ReplayRequest, ReplaySelection, ReplaySource,
     Unreplayed, ask_replay, decide_replay, plan_replay, replay, replays_after,
 };
-use outbox::dead_letters::{Aggregate, Reason};
 use relay::{Config, Glob, Lsn};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;

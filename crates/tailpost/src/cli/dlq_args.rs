@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
-use outbox::dead_letters::{Action, Aggregate, Filter, Reason};
+use operate::dead_letters::{Action, Aggregate, Filter, Reason};
 use uuid::Uuid;
 
 /// What there is about the outbox.

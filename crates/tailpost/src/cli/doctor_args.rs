@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, ValueEnum};
-use outbox::checks::Scope;
+use operate::checks::Scope;
 
 use super::dlq_args::Misuse;
 use crate::check_names;
@@ -81,7 +81,7 @@ mod tests {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/doctor.md");
         let page = std::fs::read_to_string(page).expect("the page of the checks");
         let mut seen = BTreeSet::new();
-        for (id, category) in operate::doctor_checks().into_iter().chain(inbox::doctor_checks()) {
+        for (id, category) in operate::doctor_checks().into_iter() {
             assert!(seen.insert(id), "{id} stands twice");
             let row = format!("| <a id=\"{id}\"></a>`{id}` |");
             assert!(page.contains(&row), "docs/doctor.md: {id} is missing");

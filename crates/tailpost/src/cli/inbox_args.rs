@@ -1,7 +1,7 @@
 //! `tailpost inbox …`.
 
 use clap::{Args, Subcommand};
-use outbox::dead_letters::Reason;
+use operate::dead_letters::Reason;
 use uuid::Uuid;
 
 use super::JsonArgs;

@@ -2,8 +2,8 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::Timestamp;
+use operate::dead_letters::Aggregate;
 use operate::replays::{ReplaySelection, ReplaySource};
-use outbox::dead_letters::Aggregate;
 use relay::{Glob, Lsn};
 use uuid::Uuid;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::error::ErrorKind;
-use inbox::RewindTarget;
 use jiff::Timestamp;
+use operate::consumers::RewindTarget;
 
 use super::dlq_args::{Misuse, WhoArgs, since};
 

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use outbox::dead_letters::{Action, Actor, BulkRequest, Filter, Overview, Progress, Reason};
+use operate::dead_letters::{Action, Actor, BulkRequest, Filter, Overview, Progress, Reason};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

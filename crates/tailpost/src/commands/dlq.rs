@@ -7,8 +7,8 @@ pub(super) mod text;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use operate::dead_letters::DeadLetterDetail;
-use outbox::dead_letters::Action;
+use operate::dead_letters::Action;
+use operate::dead_letters::outbox_letters::DeadLetterDetail;
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -110,7 +110,7 @@ async fn show_each(backend: &Backend, work: &WorkArgs) -> anyhow::Result<()> {
 }
 
 pub(super) fn show_one<L: Serialize + text::Shown>(
-    detail: &outbox::dead_letters::DeadLetterDetail<L>,
+    detail: &operate::dead_letters::DeadLetterDetail<L>,
     json: bool,
 ) -> anyhow::Result<()> {
     if json { output::json(detail) } else { output::text(&text::detail(detail)) }

@@ -8,7 +8,7 @@ mod probe;
 use std::collections::BTreeMap;
 
 use anyhow::bail;
-use outbox::checks::{Check, Severity, summary};
+use operate::checks::{Check, Severity, summary};
 use serde::Serialize;
 
 use self::probe::Probed;

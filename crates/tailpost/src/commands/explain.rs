@@ -1,8 +1,8 @@
 //! What became of one event, from its row to its effects.
 
-use inbox::explain::{ConsumerStory, EventRecord};
+use operate::dead_letters::AuditEntry;
+use operate::explain::consumer_story::{ConsumerStory, EventRecord};
 use operate::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
-use outbox::dead_letters::AuditEntry;
 
 use crate::cli::ExplainArgs;
 use crate::config::Settings;

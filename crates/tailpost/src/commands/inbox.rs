@@ -8,7 +8,8 @@ pub(super) mod inbox_setup;
 mod run;
 mod sampler;
 
-use inbox::{Connection, DeadLetters};
+use inbox::Connection;
+use operate::dead_letters::inbox_letters::DeadLetters;
 
 use crate::cli::InboxCommand;
 use crate::config::{Consumer, Settings};

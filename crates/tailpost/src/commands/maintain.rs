@@ -71,7 +71,7 @@ async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Optio
     let table = settings.table()?;
     let (client, task) = settings.postgres_target()?.connect("tailpost maintain").await?;
     let connection = Connection::with_guard(client, task);
-    if !inbox::exists(&connection, table.schema()).await? {
+    if !operate::consumers::exist(&connection, &table).await? {
         return Ok(None);
     }
     if settings.inbox_retention().is_some() {

@@ -106,7 +106,7 @@ async fn known_consumers(settings: &Settings) -> Option<BTreeSet<String>> {
     let (table, target) = (settings.table().ok()?, settings.postgres_target().ok()?);
     let (client, task) = target.connect("tailpost replay").await.ok()?;
     let connection = Connection::with_guard(client, task);
-    let known = inbox::explain::consumers(&connection, &table).await.ok()?;
+    let known = operate::explain::consumer_story::consumers(&connection, &table).await.ok()?;
     Some(known.into_iter().collect())
 }
 

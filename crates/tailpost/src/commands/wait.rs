@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use inbox::Connection;
-use inbox::waiting::EffectState;
+use operate::waiting::effects::{self, EffectState};
 use outbox::waiting::{Seen, Waiting};
 use relay::EventState;
 use serde::de::DeserializeOwned;
@@ -79,7 +79,7 @@ pub(super) async fn for_effect(
     let (table, waiting) = (settings.table()?, Waiting::default());
     let seen = tokio::select! {
         seen = waiting.wait(id, patience) => seen?,
-        Err(error) = inbox::waiting::answer(&connection, &table, consumer, &waiting) => {
+        Err(error) = effects::answer(&connection, &table, consumer, &waiting) => {
             return Err(error.into());
         }
     };

@@ -6,7 +6,7 @@ use async_nats::jetstream::consumer::Info;
 use jiff::Timestamp;
 
 /// What a status begins with that says so.
-pub(crate) const SILENT: &str = "the broker delivers nothing";
+pub const SILENT: &str = "the broker delivers nothing";
 
 /// What was asked for and did not come.
 pub(super) struct Silence {
@@ -50,13 +50,15 @@ impl Silence {
 }
 
 /// That somebody paused the consumer at the broker, and how it goes on.
-pub(crate) fn pause(info: &Info) -> Option<String> {
+#[must_use]
+pub fn pause(info: &Info) -> Option<String> {
     let until = info.config.pause_until.filter(|_| info.paused)?;
     let until = Timestamp::from_nanosecond(until.unix_timestamp_nanos()).unwrap_or_default();
     Some(format!("the consumer is paused until {until}, `{}` ends that", resume(info)))
 }
 
 /// What lets a consumer go on.
-pub(crate) fn resume(info: &Info) -> String {
+#[must_use]
+pub fn resume(info: &Info) -> String {
     format!("nats consumer resume {} {}", info.stream_name, info.name)
 }

@@ -69,7 +69,8 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
 }
 
 /// Whoever looked at the tables a while ago may not know what has been forgotten since.
-pub(super) fn remembered(schema: &str) -> String {
+#[must_use]
+pub fn remembered(schema: &str) -> String {
     format!(
         "event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
              FROM {schema}.inbox_retention)"

@@ -3,15 +3,17 @@
 use super::as_json;
 use super::claim::{has_role, remembered};
 
-const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequence,
+/// What a request says.
+pub const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequence,
     until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
     ended_at, outcome";
 
 /// Who requests that a consumer goes back because its stream or its database did.
-pub(crate) const FOLLOWS: &str = "tailpost inbox";
+pub const FOLLOWS: &str = "tailpost inbox";
 
 /// Nothing if another request is pending.
-pub(crate) fn request(schema: &str) -> String {
+#[must_use]
+pub fn request(schema: &str) -> String {
     as_json(&format!(
         "INSERT INTO {schema}.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
              requested_by, reason, removed_to)
@@ -22,23 +24,16 @@ pub(crate) fn request(schema: &str) -> String {
     ))
 }
 
-/// The request of the consumer `$1` that is not carried out.
-pub(crate) fn find_pending(schema: &str) -> String {
-    as_json(&pending(schema))
-}
-
-/// As [`find_pending`], for who may carry it out.
+/// As [`pending`], for who may carry it out.
 pub(crate) fn find_mine(schema: &str) -> String {
     let rewinds = format!("{schema}.inbox_rewinds").replace('\'', "''");
     as_json(&format!("{} AND has_table_privilege('{rewinds}', 'UPDATE')", pending(schema)))
 }
 
-fn pending(schema: &str) -> String {
+/// The request of the consumer `$1` that is not carried out.
+#[must_use]
+pub fn pending(schema: &str) -> String {
     format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL")
-}
-
-pub(crate) fn find(schema: &str) -> String {
-    as_json(&format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE id = $1"))
 }
 
 /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`
@@ -57,33 +52,6 @@ pub(crate) fn end(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = $2
          WHERE id = $1 AND ended_at IS NULL RETURNING id"
-    )
-}
-
-/// Only what nobody has begun.
-pub(crate) fn cancel(schema: &str) -> String {
-    as_json(&format!(
-        "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
-         WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING {STATE}"
-    ))
-}
-
-/// What the records say about events: how many there are of each kind.
-pub(crate) fn count_states(schema: &str) -> String {
-    format!(
-        "SELECT CASE
-             WHEN m.status = 'PROCESSED' AND i.{remembered} THEN 'processed'
-             WHEN m.status = 'PROCESSED' THEN 'kept'
-             WHEN m.status IN ('DEAD', 'REJECTED') THEN lower(m.status)
-             WHEN m.status IS NOT NULL THEN 'unfinished'
-             WHEN i.{remembered} THEN 'new'
-             ELSE 'forgotten'
-         END, count(*)
-         FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
-         LEFT JOIN {schema}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
-             AND m.event_time = i.event_time
-         GROUP BY 1",
-        remembered = remembered(schema)
     )
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{Json, ToSql};
 
 use super::{LOOKING, Partitions, Width};
 use crate::Error;
@@ -88,7 +88,7 @@ pub struct Upkept {
 /// the moment. With `dry_run` it counts what it would delete, and changes nothing. An active inbox
 /// does this every hour, on a connection of its own.
 ///
-/// What came of it is written down, also if it fails: see [`DeadLetters::upkept`](crate::DeadLetters::upkept).
+/// What came of it is written down, also if it fails: see [`Upkept`].
 ///
 /// # Errors
 ///
@@ -127,23 +127,12 @@ pub async fn look_after(
     done.map(Some)
 }
 
-/// Whether there are tables of an inbox.
-///
-/// # Errors
-///
-/// If PostgreSQL refuses or does not answer.
-pub async fn exists(connection: &Connection, schema: &str) -> Result<bool, Error> {
-    let table = format!("{}.inbox_retention", quote(schema));
-    let sql = "SELECT to_regclass($1) IS NOT NULL";
-    Ok(connection.query(LOOKING, sql, &[&table]).await?[0].get(0))
-}
-
 /// What is written down about passes; `None` if there was none.
 ///
 /// # Errors
 ///
 /// If PostgreSQL refuses or does not answer.
-pub(crate) async fn upkept(connection: &Connection, schema: &str) -> Result<Option<Upkept>, Error> {
+pub async fn upkept(connection: &Connection, schema: &str) -> Result<Option<Upkept>, Error> {
     let sql = as_json(&format!(
         "SELECT succeeded_at AS last_success_at, failure, failed_at, records_deleted,
              partitions_dropped, decisions_deleted,
@@ -151,7 +140,11 @@ pub(crate) async fn upkept(connection: &Connection, schema: &str) -> Result<Opti
          FROM {}.inbox_retention WHERE succeeded_at IS NOT NULL OR failure IS NOT NULL",
         quote(schema)
     ));
-    Ok(connection.select(LOOKING, &sql, &[]).await?.pop())
+    let row = answered(LOOKING, connection.client.query_opt(&sql, &[])).await?;
+    row.map(|row| row.try_get::<_, Json<Upkept>>(0))
+        .transpose()
+        .map(|it| it.map(|it| it.0))
+        .map_err(Error::sql(LOOKING))
 }
 
 /// Writes down what came of a pass.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use inbox::{
-    Backlog, Connection, ControlAction, Controls, DeadLetters, Holder, OperatorPause, Status,
-};
+use inbox::{Connection, OperatorPause, Status};
+use operate::consumers::{ControlAction, Controls};
+use operate::dead_letters::inbox_letters::{Backlog, DeadLetters, Holder};
+use operate::dead_letters::{Actor, AuditEntry};
 use outbox::Table;
-use outbox::dead_letters::{Actor, AuditEntry};
 use serde::Serialize;
 use servers::PostgresTarget;
 use tracing::info;

@@ -5,9 +5,10 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use inbox::{Connection, DeadLetter, DeadLetters, LetterPlace};
+use inbox::Connection;
+use operate::dead_letters::Action;
+use operate::dead_letters::inbox_letters::{DeadLetter, DeadLetters, LetterPlace};
 use outbox::Table;
-use outbox::dead_letters::Action;
 use servers::PostgresTarget;
 use tracing::info;
 use uuid::Uuid;

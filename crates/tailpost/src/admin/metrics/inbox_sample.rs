@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use inbox::{Backlog, Upkept};
+use inbox::Upkept;
 use jiff::Timestamp;
+use operate::dead_letters::inbox_letters::Backlog;
 
 /// What the servers know about a consumer, as of some seconds ago.
 #[derive(Debug, Clone, Default)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use operate::dead_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
-use outbox::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
+use operate::dead_letters::outbox_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
+use operate::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
 use relay::Config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

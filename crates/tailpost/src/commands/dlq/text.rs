@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use outbox::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
+use operate::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
 use serde_json::Value;
 
 use crate::output::{duration, if_any, one_line};
@@ -60,7 +60,7 @@ fn letter<L: Shown>(text: &mut String, letter: &L) {
     line(text, &format!("{}\n    {reason}", one_line(&headline)));
 }
 
-impl Shown for operate::dead_letters::DeadLetter {
+impl Shown for operate::dead_letters::outbox_letters::DeadLetter {
     const QUEUE: &'static str = "outbox";
     const VERBS: &'static str = "`requeue`";
 
@@ -96,7 +96,7 @@ impl Shown for operate::dead_letters::DeadLetter {
     }
 }
 
-impl Shown for inbox::DeadLetter {
+impl Shown for operate::dead_letters::inbox_letters::DeadLetter {
     const QUEUE: &'static str = "inbox";
     const VERBS: &'static str = "`requeue`, `reject`";
 

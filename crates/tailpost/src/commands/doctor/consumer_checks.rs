@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use inbox::{Connection, Inspected};
-use outbox::checks::{Check, Scope};
+use inbox::Connection;
+use operate::Inspected;
+use operate::checks::{Check, Scope};
 use tokio::time::timeout;
 
 use crate::commands::inbox::builder::builder;
@@ -47,5 +48,5 @@ pub(in crate::commands) async fn consumer_checks(
             None => builder,
         }
     });
-    Ok(inbox::doctor(inspected, builders.collect(), scope).await)
+    Ok(operate::doctor_of_consumers(inspected, builders.collect(), scope).await)
 }

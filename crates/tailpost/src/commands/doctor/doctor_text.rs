@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-use outbox::checks::{Category, Check, RemedyKind, Severity, summary};
+use operate::checks::{Category, Check, RemedyKind, Severity, summary};
 
 use crate::output::one_line;
 
@@ -87,7 +87,7 @@ fn line(text: &mut String, check: &Check, marks: Marks) {
 
 #[cfg(test)]
 mod tests {
-    use outbox::checks::Remedy;
+    use operate::checks::Remedy;
 
     use super::*;
 

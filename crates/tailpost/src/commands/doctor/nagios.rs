@@ -1,6 +1,6 @@
 //! One line as plugins of Nagios print it, and their exit codes.
 
-use outbox::checks::{Check, Severity, summary};
+use operate::checks::{Check, Severity, summary};
 
 use super::Report;
 use super::probe::Probed;
@@ -63,7 +63,7 @@ fn bare(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use outbox::checks::Category;
+    use operate::checks::Category;
 
     use super::*;
 

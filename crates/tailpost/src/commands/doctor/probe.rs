@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use inbox::waiting::EffectState;
+use operate::waiting::effects::EffectState;
 use operate::{Canary, Legs};
 use relay::Config;
 use serde::Serialize;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use inbox::Connection;
-use inbox::waiting::{EffectState, answer};
+use operate::waiting::effects::{EffectState, answer};
 use outbox::Table;
 use outbox::waiting::Waiting;
 use servers::PostgresTarget;

@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
-use inbox::{DeadLetter, DeadLetters, Marked, Overview, Selection};
-use outbox::dead_letters::{Action, Actor, BulkRequest, Filter, Progress};
+use operate::dead_letters::inbox_letters::{DeadLetter, DeadLetters, Marked, Overview, Selection};
+use operate::dead_letters::{Action, Actor, BulkRequest, Filter, Progress};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use inbox::{Connection, RewindMethod, RewindPlan, RewindState, Rewinder};
+use inbox::{Connection, RewindMethod, RewindState};
+use operate::consumers::{RewindPlan, Rewinder};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -64,7 +65,7 @@ async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
     let (client, task) = settings.postgres_target()?.connect("tailpost inbox rewind").await?;
     let nats = settings.nats_target()?.connect("tailpost inbox rewind").await?;
     let builder = builder(consumer).nats(nats).schema(settings.postgres.table.schema());
-    Ok(builder.rewinder(Connection::with_guard(client, task))?)
+    Ok(Rewinder::new(builder, Connection::with_guard(client, task))?)
 }
 
 async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use inbox::http::{HttpHandler, HttpOptions};
 use inbox::{Connection, Inbox, Leased, State, Status, Summary};
-use outbox::checks::Scope;
+use operate::checks::Scope;
 use outbox::waiting::Waiting;
 use servers::{NatsTarget, PostgresTarget, https_config};
 use tokio::sync::watch;

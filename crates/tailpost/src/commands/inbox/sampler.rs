@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{Info, PullConsumer};
-use inbox::{Backlog, Connection, DeadLetters, Status, Summary, Upkept};
+use inbox::{Connection, Status, Summary, Upkept};
 use jiff::Timestamp;
+use operate::dead_letters::inbox_letters::{Backlog, DeadLetters};
 use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;

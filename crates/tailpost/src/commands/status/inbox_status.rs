@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use async_nats::jetstream;
-use inbox::{Backlog, Connection, DeadLetters, Holder, Upkept};
+use inbox::{Connection, Upkept};
+use operate::dead_letters::inbox_letters::{Backlog, DeadLetters, Holder};
 use serde::Serialize;
 use tracing::debug;
 

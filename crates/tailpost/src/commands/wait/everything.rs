@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use async_nats::jetstream::consumer::PullConsumer;
+use operate::consumers::Rewinder;
 use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
@@ -86,7 +87,7 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
 }
 
 /// The inbox's records of a consumer.
-struct Records(inbox::Rewinder);
+struct Records(Rewinder);
 
 impl Records {
     async fn of(
@@ -98,7 +99,7 @@ impl Records {
         let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
         let builder = inbox::Inbox::builder(consumer).stream(stream).nats(nats);
         let builder = builder.schema(settings.table()?.schema());
-        Ok(Self(builder.rewinder(inbox::Connection::with_guard(client, task))?))
+        Ok(Self(Rewinder::new(builder, inbox::Connection::with_guard(client, task))?))
     }
 
     /// A broker that has every acknowledgement is believed where there is no inbox, or none that may

@@ -1,6 +1,6 @@
-use outbox::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
+use inbox::access::{SAME, as_json};
 
-use super::{SAME, as_json};
+use crate::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
 
 /// Attempts after which an event deserves somebody's attention.
 const STUBBORN_OVER: i32 = 3;

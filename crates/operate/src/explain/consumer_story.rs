@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use inbox::{Connection, Error};
 use jiff::Timestamp;
 use outbox::Table;
-use outbox::dead_letters::AuditEntry;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::connection::Connection;
-use crate::error::Error;
-use crate::postgres::sql::{list, look_up};
+use crate::dead_letters::AuditEntry;
+use crate::sql::records::{list_letters, look_up_records, query, select};
 
 /// What a consumer knows about an event.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -86,17 +85,17 @@ pub async fn explain(
     let schema = table.quoted_schema();
     let mut stories: BTreeMap<String, ConsumerStory> = BTreeMap::new();
     for Of { consumer, what } in
-        connection.select(DOING, &look_up::records(&schema), &[&event]).await?
+        select(connection, DOING, &look_up_records::records(&schema), &[&event]).await?
     {
         stories.entry(consumer).or_default().record = Some(what);
     }
     for Of { consumer, what } in
-        connection.select(DOING, &look_up::letters(&schema), &[&event]).await?
+        select(connection, DOING, &look_up_records::letters(&schema), &[&event]).await?
     {
         stories.entry(consumer).or_default().dead_letter = Some(what);
     }
-    let decisions = list::list_decisions(&schema);
-    for Of { consumer, what } in connection.select(DOING, &decisions, &[&vec![event]]).await? {
+    let decisions = list_letters::list_decisions(&schema);
+    for Of { consumer, what } in select(connection, DOING, &decisions, &[&vec![event]]).await? {
         stories.entry(consumer).or_default().decisions.push(what);
     }
     Ok(stories)
@@ -108,8 +107,8 @@ pub async fn explain(
 ///
 /// As [`explain`].
 pub async fn consumers(connection: &Connection, table: &Table) -> Result<Vec<String>, Error> {
-    let sql = look_up::consumers(&table.quoted_schema());
-    let rows = connection.query(DOING, &sql, &[]).await?;
+    let sql = look_up_records::consumers(&table.quoted_schema());
+    let rows = query(connection, DOING, &sql, &[]).await?;
     Ok(rows.iter().map(|it| it.get(0)).collect())
 }
 

@@ -1,25 +1,20 @@
 //! What deployments get wrong about consumers: read from both servers, then judged by rules.
 
-mod consumer_facts;
-mod consumer_rules;
-
 use std::time::Duration;
 
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::consumer;
 use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
+use inbox::access::{Config, describe, durable_consumer};
+use inbox::{Builder, Connection, Error};
 use outbox::Table;
-use outbox::checks::{Category, Check, Scope, Skip};
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
-use self::consumer_facts::{Known, Seen, StreamFacts, TableFacts};
-use crate::config::Config;
-use crate::connection::Connection;
-use crate::dead_letters::DeadLetters;
-use crate::error::{Error, describe};
-use crate::inbox::Builder;
-use crate::nats::durable_consumer;
+use super::consumer_facts::{Known, Seen, StreamFacts, TableFacts};
+use super::consumer_rules;
+use crate::checks::{Check, Scope, Skip};
+use crate::dead_letters::inbox_letters::DeadLetters;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -45,16 +40,9 @@ pub struct Inspected<'a> {
     pub table: &'a Table,
 }
 
-/// The ids of all checks, with what they are about.
-#[must_use]
-pub fn doctor_checks() -> Vec<(&'static str, Category)> {
-    let rules = consumer_rules::TABLES.iter().chain(consumer_rules::EACH);
-    rules.map(|it| (it.id, it.category)).collect()
-}
-
 /// Looks at the tables and at these consumers, and judges what it finds. Every answer is bounded, and
 /// nothing is changed.
-pub async fn doctor(
+pub async fn doctor_of_consumers(
     inspected: Inspected<'_>,
     consumers: Vec<Builder>,
     scope: &Scope,
@@ -75,7 +63,7 @@ pub async fn doctor(
 }
 
 async fn tables(connection: Connection, table: &Table) -> Known<TableFacts> {
-    let mut facts = bounded(read_tables(&connection.client, table.schema())).await?;
+    let mut facts = bounded(read_tables(connection.client(), table.schema())).await?;
     facts.at_work = match facts.missing.iter().any(|it| it == "inbox_roles") {
         true => Err(Skip::because("there is no table inbox_roles")),
         false => at_work(connection, table).await,

@@ -3,16 +3,15 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use inbox::access::answered_within;
+use inbox::{Connection, Error};
 use outbox::Table;
 use outbox::waiting::{Seen, Waiting};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::connection::Connection;
-use crate::error::Error;
-use crate::postgres::attended::answered_within;
-use crate::postgres::sql;
+use crate::sql::records::look_up_records;
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(10);
@@ -58,7 +57,7 @@ pub async fn answer(
     consumer: &str,
     waiting: &Waiting<EffectState>,
 ) -> Result<(), Error> {
-    let sql = sql::look_up::look_up(&table.quoted_schema());
+    let sql = look_up_records::look_up(&table.quoted_schema());
     waiting.look(|ids| look_up(connection, &sql, consumer, ids)).await
 }
 
@@ -69,7 +68,7 @@ async fn look_up(
     ids: Vec<Uuid>,
 ) -> Result<HashMap<Uuid, Seen<EffectState>>, Error> {
     let parameters: [&(dyn ToSql + Sync); 2] = [&consumer, &ids];
-    let rows = connection.client.query(sql, &parameters);
+    let rows = connection.client().query(sql, &parameters);
     let rows = answered_within(STATEMENT_MAX, "look for events", rows).await?;
     let mut states: HashMap<_, _> =
         ids.into_iter().map(|id| (id, Seen::Open(EffectState::Unknown))).collect();

@@ -1,13 +1,12 @@
 //! What the inbox has to be like.
 
-use outbox::checks::{Category, Judged, Remedy, Rule, Verdict};
+use inbox::access::{durable_consumer, silence};
+use inbox::retention_problem;
 use outbox::quote;
 use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::Seen;
-use crate::nats::durable_consumer;
-use crate::nats::source::silence;
-use crate::worker::retention_problem;
+use crate::checks::{Category, Judged, Remedy, Rule, Verdict};
 
 /// Those about the tables, which all consumers share.
 pub(super) const TABLES: &[Rule<Seen>] = &[
@@ -26,6 +25,11 @@ pub(super) const EACH: &[Rule<Seen>] = &[
     rule("inbox-running", "a worker is at work", running),
     Rule::new("retention-inbox", Category::Retention, "records outlive messages", retention),
 ];
+
+/// The ids of all of them, with what they are about.
+pub(super) fn ids() -> impl Iterator<Item = (&'static str, Category)> {
+    TABLES.iter().chain(EACH).map(|it| (it.id, it.category))
+}
 
 const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged) -> Rule<Seen> {
     Rule::new(id, Category::Inbox, title, judge)

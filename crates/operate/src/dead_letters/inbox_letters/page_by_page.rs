@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use crate::dead_letters::{Action, Actor, Filter, Store};
+use inbox::Error;
 use jiff::Timestamp;
-use outbox::dead_letters::{Action, Actor, Filter, Store};
 use uuid::Uuid;
 
 use super::{DeadLetters, Parameters, Selection};
-use crate::Error;
-use crate::postgres::sql::list;
+use crate::sql::records::{list_letters, query};
 
 impl Store for DeadLetters {
     type Error = Error;
@@ -17,7 +17,7 @@ impl Store for DeadLetters {
 
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
         let sql = "SELECT clock_timestamp()";
-        let now = self.connection.query("read the server's clock", sql, &[]).await?;
+        let now = query(&self.connection, "read the server's clock", sql, &[]).await?;
         Ok((self.overview(&filter.clone().into(), None, 0).await?.total, now[0].get(0)))
     }
 
@@ -34,8 +34,8 @@ impl Store for DeadLetters {
         let of = filter.clone().into();
         let (parameters, limit) = (self.parameters(&of), i64::from(limit));
         let parameters = parameters.with(&[&until, dead_at, id, consumer, &limit]);
-        let sql = list::page_letters(&self.schema);
-        let rows = self.connection.query("find dead letters", &sql, &parameters).await?;
+        let sql = list_letters::page_letters(&self.schema);
+        let rows = query(&self.connection, "find dead letters", &sql, &parameters).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect())
     }
 

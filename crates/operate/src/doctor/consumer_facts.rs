@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use async_nats::jetstream::consumer;
-use outbox::checks::Skip;
+use inbox::access::Config;
 
-use crate::config::Config;
+use crate::checks::Skip;
 
 /// A fact, or why nobody knows it.
 pub(super) type Known<T> = Result<T, Skip>;

@@ -10,11 +10,12 @@
 //! Nothing is published. Each decision is one statement with its entry in `inbox_decisions`, and is
 //! about what it finds: an event that a worker has at that moment is left alone.
 
-mod bulk;
 mod holders;
+mod page_by_page;
 
+use inbox::access::{MAKE_DURABLE, Partitions, Room, answered};
+use inbox::{Connection, Error};
 use jiff::Timestamp;
-use outbox::dead_letters::{Action, Actor, AuditEntry, Filter};
 use outbox::wire::{header, value_from_wire, value_to_wire};
 use outbox::{Column, Table};
 use serde::{Deserialize, Serialize};
@@ -22,15 +23,10 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use crate::Error;
-use crate::connection::Connection;
-use crate::postgres::attended::answered;
-use crate::postgres::sql::decide::{self, HOPELESS};
-use crate::postgres::sql::list;
-use crate::postgres::store::MAKE_DURABLE;
-use crate::postgres::tables::{Partitions, Room};
-
 pub use self::holders::Holder;
+use super::{Action, Actor, AuditEntry, Filter};
+use crate::sql::records::decide_letters::{self, HOPELESS};
+use crate::sql::records::{list_letters, query, select};
 
 /// The dead letters of all consumers whose inbox is in one schema.
 pub struct DeadLetters {
@@ -66,7 +62,7 @@ impl From<&[Uuid]> for Selection {
 pub type LetterPlace = (Timestamp, Uuid, String);
 
 /// What a list shows, and what a plan is.
-pub type Overview = outbox::dead_letters::Overview<DeadLetter>;
+pub type Overview = super::Overview<DeadLetter>;
 
 /// An event that could not be processed. Its payload is not shown unless asked for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -110,7 +106,7 @@ pub struct DeadLetter {
 
 /// A dead letter, what was done to it, and what it carried: the headers are a JSON object of arrays
 /// of strings.
-pub type DeadLetterDetail = outbox::dead_letters::DeadLetterDetail<DeadLetter>;
+pub type DeadLetterDetail = super::DeadLetterDetail<DeadLetter>;
 
 /// What became of an event that was to count as processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -181,8 +177,8 @@ impl DeadLetters {
         let (id, consumer) = after.map_or((Uuid::nil(), ""), |it| (it.1, it.2.as_str()));
         let (parameters, limit) = (self.parameters(of), i64::from(limit));
         let parameters = parameters.with(&[&limit, &time, &id, &consumer]);
-        let sql = list::list_letters(&self.schema);
-        let rows = self.connection.query("read the dead letters", &sql, &parameters).await?;
+        let sql = list_letters::list_letters(&self.schema);
+        let rows = query(&self.connection, "read the dead letters", &sql, &parameters).await?;
         Ok(rows.iter().map(DeadLetter::of).collect())
     }
 
@@ -201,13 +197,13 @@ impl DeadLetters {
         let doing = "count the dead letters";
         let parameters = self.parameters(of);
         let parameters = parameters.with(&[]);
-        let sql = list::count_letters(&self.schema);
-        let count = self.connection.query(doing, &sql, &parameters).await?;
-        let sql = list::group_letters(&self.schema);
+        let sql = list_letters::count_letters(&self.schema);
+        let count = query(&self.connection, doing, &sql, &parameters).await?;
+        let sql = list_letters::group_letters(&self.schema);
         Ok(Overview {
             total: count[0].get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count[0].get(1),
-            groups: self.connection.select(doing, &sql, &parameters).await?,
+            groups: select(&self.connection, doing, &sql, &parameters).await?,
             dead_letters: self.list(of, after, limit).await?,
             next: None,
         })
@@ -226,12 +222,12 @@ impl DeadLetters {
     ) -> Result<Vec<DeadLetterDetail>, Error> {
         let (parameters, limit) = (self.parameters(of), i64::from(limit));
         let parameters = parameters.with(&[&limit]);
-        let sql = list::list_originals(&self.schema);
-        let rows = self.connection.query("read the dead letters", &sql, &parameters).await?;
+        let sql = list_letters::list_originals(&self.schema);
+        let rows = query(&self.connection, "read the dead letters", &sql, &parameters).await?;
         let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
-        let sql = list::list_decisions(&self.schema);
+        let sql = list_letters::list_decisions(&self.schema);
         let entries: Vec<Decided> =
-            self.connection.select("read the decisions", &sql, &[&ids]).await?;
+            select(&self.connection, "read the decisions", &sql, &[&ids]).await?;
         let detail = |row: &Row| {
             let letter = DeadLetter::of(row);
             let is_its =
@@ -275,15 +271,15 @@ impl DeadLetters {
         actor: &Actor,
     ) -> Result<Vec<(String, Uuid)>, Error> {
         let doing = "decide about dead letters";
-        self.connection.query(doing, MAKE_DURABLE, &[]).await?;
+        query(&self.connection, doing, MAKE_DURABLE, &[]).await?;
         let sql = match action {
-            Action::Requeue => decide::requeue_letters(&self.schema),
-            Action::Reject => decide::close_letters(&self.schema, ["reject", "REJECTED"]),
-            Action::Discard => decide::close_letters(&self.schema, ["discard", "DEAD"]),
+            Action::Requeue => decide_letters::requeue_letters(&self.schema),
+            Action::Reject => decide_letters::close_letters(&self.schema, ["reject", "REJECTED"]),
+            Action::Discard => decide_letters::close_letters(&self.schema, ["discard", "DEAD"]),
         };
         let why = actor.why();
         let parameters = these.with(&[&actor.name, &why]);
-        let rows = self.connection.query(doing, &sql, &parameters).await?;
+        let rows = query(&self.connection, doing, &sql, &parameters).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
@@ -303,12 +299,12 @@ impl DeadLetters {
         actor: &Actor,
     ) -> Result<Marked, Error> {
         let doing = "mark the event as processed";
-        self.connection.query(doing, MAKE_DURABLE, &[]).await?;
+        query(&self.connection, doing, MAKE_DURABLE, &[]).await?;
         let sql = "SELECT to_regclass($1) IS NOT NULL";
         let has_outbox =
-            self.connection.query(doing, sql, &[&self.outbox.quoted()]).await?[0].get(0);
+            query(&self.connection, doing, sql, &[&self.outbox.quoted()]).await?[0].get(0);
         let sql = self.time_of(has_outbox);
-        let rows = self.connection.query(doing, &sql, &[&consumer, &event, &occurred_at]).await?;
+        let rows = query(&self.connection, doing, &sql, &[&consumer, &event, &occurred_at]).await?;
         let Some(time) = rows[0].get::<_, Option<Timestamp>>(0) else {
             return Ok(Marked::Unknown);
         };
@@ -317,8 +313,8 @@ impl DeadLetters {
         }
         let why = actor.why();
         let parameters: [&(dyn ToSql + Sync); 5] = [&consumer, &event, &time, &actor.name, &why];
-        let sql = decide::mark_processed(&self.schema);
-        Ok(match self.connection.query(doing, &sql, &parameters).await?[0].get(0) {
+        let sql = decide_letters::mark_processed(&self.schema);
+        Ok(match query(&self.connection, doing, &sql, &parameters).await?[0].get(0) {
             "marked" => Marked::Marked,
             "processed" => Marked::AlreadyProcessed,
             _ => Marked::Leased,
@@ -343,7 +339,7 @@ impl DeadLetters {
 
     /// The record may be the first one of its day.
     async fn make_room(&self, time: Timestamp) -> Result<Room, Error> {
-        let client = &self.connection.client;
+        let client = self.connection.client();
         let mut partitions = Partitions::load(client, self.outbox.schema()).await?;
         let room = partitions.room(time);
         if let Room::Missing(time) = room {
@@ -358,7 +354,13 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
-        self.connection.select("look at the inbox", &list::list_backlogs(&self.schema), &[]).await
+        select(
+            &self.connection,
+            "look at the inbox",
+            &list_letters::list_backlogs(&self.schema),
+            &[],
+        )
+        .await
     }
 
     fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {
@@ -366,7 +368,7 @@ impl DeadLetters {
     }
 }
 
-/// A selection as the parameters of `postgres/sql/list.rs`.
+/// A selection as the parameters of `sql/records/list_letters.rs`.
 struct Parameters<'a> {
     consumer: Option<&'a String>,
     of: &'a Selection,

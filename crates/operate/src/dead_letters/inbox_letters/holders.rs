@@ -1,13 +1,13 @@
 //! Which worker has a consumer.
 
+use inbox::access::rewind_records::FOLLOWS;
+use inbox::access::{as_json, upkept};
+use inbox::{Error, Upkept};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::DeadLetters;
-use crate::Error;
-use crate::postgres::sql::as_json;
-use crate::postgres::sql::rewind_records::FOLLOWS;
-use crate::postgres::tables::{self, Upkept};
+use crate::sql::records::select;
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
 /// heartbeat.
@@ -24,9 +24,9 @@ pub struct Holder {
     pub acquired_at: Timestamp,
     /// Until when, unless it renews the lease; `None` after it gave the role up.
     pub expires_at: Option<Timestamp>,
-    /// As [`State`](crate::State) in JSON: `active`, `paused`, ...
+    /// As [`State`](inbox::State) in JSON: `active`, `paused`, ...
     pub state: Option<String>,
-    /// As [`BreakerState`](crate::BreakerState) in JSON: `closed`, `open` or `half_open`.
+    /// As [`BreakerState`](inbox::BreakerState) in JSON: `closed`, `open` or `half_open`.
     pub breaker: Option<String>,
     /// Why it is paused, if it is.
     pub reason: Option<String>,
@@ -43,7 +43,7 @@ impl DeadLetters {
     ///
     /// See [`list`](Self::list).
     pub async fn upkept(&self) -> Result<Option<Upkept>, Error> {
-        tables::upkept(&self.connection, self.outbox.schema()).await
+        upkept(&self.connection, self.outbox.schema()).await
     }
 
     /// Who has the consumers, by consumer.
@@ -63,6 +63,6 @@ impl DeadLetters {
              FROM {schema}.inbox_roles AS it ORDER BY consumer",
             schema = self.schema
         ));
-        self.connection.select("look at the roles", &sql, &[]).await
+        select(&self.connection, "look at the roles", &sql, &[]).await
     }
 }

@@ -1,5 +1,6 @@
-use super::list::MEANT;
-use super::{SAME, write_down};
+use inbox::access::SAME;
+
+use super::list_letters::MEANT;
 
 /// Causes that no further attempt removes.
 pub(crate) const HOPELESS: [&str; 3] = ["unreadable", "forgotten", "gone"];
@@ -40,6 +41,20 @@ pub(crate) fn close_letters(schema: &str, [name, status]: [&str; 2]) -> String {
              RETURNING d.*
          ), {}",
         write_down(schema, name, AUTHOR)
+    )
+}
+
+/// The end of each decision: `done` holds the letters that it was done to.
+fn write_down(schema: &str, decision: &str, [by, why]: [&str; 2]) -> String {
+    format!(
+        "noted AS (
+             INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+                 event_time, subject, stream, stream_seq, attempts, cause, failure)
+             SELECT '{decision}', session_user || ' (' || {by}::text || ')', {why}::text, consumer,
+                 message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+             FROM done
+         )
+         SELECT consumer, message_id FROM done"
     )
 }
 

@@ -1,6 +1,6 @@
 //! What has become of events, by id.
 
-use super::as_json;
+use inbox::access::as_json;
 
 /// Of the consumer `$1` and the events `$2`: letters first, and behind them the records, of which one
 /// that is processed comes last.

@@ -1,0 +1,353 @@
+//! Sends one consumer back in its stream. Nothing is published: other consumers see nothing of it.
+//!
+//! ```text
+//!   plan ──▶ request ──▶ inbox_rewinds ──▶ the worker that has the consumer ends its session,
+//!                                          resets the consumer, removes records, begins anew
+//! ```
+//!
+//! What comes again and was processed is skipped, as every redelivery is: the records decide. With
+//! `again` the records of processed events are removed first, so that each has its effect once more.
+
+use async_nats::Client;
+use async_nats::jetstream::stream::Stream;
+use inbox::access::durable_consumer::{self, filters_of};
+use inbox::access::stream_range::{self, StoredAt};
+use inbox::access::{Config, MAKE_DURABLE, Origin, Unhandled, rewind_records};
+use inbox::{Builder, Connection, Error, RewindMethod, RewindState};
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::dead_letters::Actor;
+use crate::sql::records::{plan_rewinds, query, select};
+
+/// Sequences looked up by one statement.
+const LOOKED_UP_AT_ONCE: u64 = 500;
+
+const DOING: &str = "look at the inbox";
+
+/// Plans and requests that a consumer goes back.
+pub struct Rewinder {
+    config: Config,
+    nats: Client,
+    connection: Connection,
+    /// Quoted.
+    schema: String,
+}
+
+/// Where to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RewindTarget {
+    /// To the first message that was stored at this time or later.
+    Since(Timestamp),
+    /// To the first message with this sequence or a later one.
+    Sequence(u64),
+}
+
+/// What a rewind would do, as things are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RewindPlan {
+    /// The consumer.
+    pub consumer: String,
+    /// Its stream.
+    pub stream: String,
+    #[serde(skip)]
+    stream_created_at: Option<Timestamp>,
+    /// The first message that the stream holds.
+    pub stream_first_sequence: u64,
+    /// When the stream stored it.
+    pub stream_first_at: Timestamp,
+    /// The last one.
+    pub stream_last_sequence: u64,
+    /// The last message that was delivered to the consumer.
+    pub delivered_sequence: u64,
+    /// Up to where the broker has every acknowledgement of the consumer's.
+    pub acknowledged_sequence: u64,
+    /// Where it goes back to.
+    pub from_sequence: u64,
+    /// When the stream stored that.
+    pub from_at: Timestamp,
+    /// Where it begins: there, or before it at the first message that is not acknowledged.
+    pub begins_sequence: u64,
+    /// Whether messages before the stream's first one were asked for too. They do not come again.
+    pub reaches_beyond_stream: bool,
+    /// How.
+    pub method: RewindMethod,
+    /// Whether processed events are handled again.
+    pub again: bool,
+    /// What comes again from there on.
+    #[serde(flatten)]
+    pub counts: RewindCounts,
+    /// Whether a worker has the consumer. Otherwise the next one carries it out.
+    pub worker_active: bool,
+}
+
+/// The messages that come again, by what the records say about their events.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RewindCounts {
+    /// Messages that come again.
+    pub messages: u64,
+    /// Events that have had their effect, by their records.
+    pub processed: u64,
+    /// These too, but they are older than the inbox remembers: their records stay.
+    pub kept: u64,
+    /// Dead letters, and those that were discarded.
+    pub dead: u64,
+    /// Events that were rejected.
+    pub rejected: u64,
+    /// Events that were begun and have no end.
+    pub unfinished: u64,
+    /// Events without a record.
+    pub unrecorded: u64,
+    /// Events without a record that are so old that they become dead letters.
+    pub forgotten: u64,
+    /// How many are skipped: they are resolved.
+    pub skipped: u64,
+    /// How many are handled.
+    pub handled: u64,
+}
+
+impl Rewinder {
+    /// Plans and requests that the consumer goes back in its stream, with this connection to the
+    /// database of the inbox.
+    ///
+    /// # Errors
+    ///
+    /// If a setting is missing or makes no sense.
+    pub fn new(consumer: Builder, connection: Connection) -> Result<Self, Error> {
+        let (config, nats) = consumer.into_parts()?;
+        let schema = config.quoted_schema();
+        Ok(Self { config, nats, connection, schema })
+    }
+
+    /// Works out what a rewind would do, and changes nothing. `looked_at` tells how many of how many
+    /// sequences were looked up.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoConsumer`]; [`Error::Refused`] if the target is not before the consumer's place, or
+    /// nobody can carry it out; if a server refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind.
+    pub async fn plan(
+        &self,
+        target: RewindTarget,
+        again: bool,
+        looked_at: &watch::Sender<(u64, u64)>,
+    ) -> Result<RewindPlan, Error> {
+        let config = &self.config;
+        let stream = durable_consumer::stream(&self.nats, config).await?;
+        let Some(found) = durable_consumer::find(&stream, config).await? else {
+            let (stream, consumer) = (config.stream.clone(), config.consumer.clone());
+            return Err(Error::NoConsumer { stream, consumer });
+        };
+        let worker_active = self.has_worker().await?;
+        let delivered = found.delivered.stream_sequence;
+        let (from, reaches_beyond_stream) = self.find_target(&stream, target, delivered).await?;
+        let first = stream.cached_info().state.first_sequence;
+        let first_stored = stream_range::first_from(&self.nats, &config.stream, first).await?;
+        let begins = durable_consumer::begins_at(Some(&found), from.seq);
+        let method = durable_consumer::rewind_method(&self.nats, Some(&found), begins);
+        if method == RewindMethod::MadeAnew && !durable_consumer::keeps_messages(&stream) {
+            return Err(Error::cannot_rewind(&config.stream));
+        }
+        let mut plan = RewindPlan {
+            consumer: config.consumer.clone(),
+            stream: config.stream.clone(),
+            stream_created_at: durable_consumer::created(&stream),
+            stream_first_sequence: first,
+            stream_first_at: first_stored.map_or(from.at, |it| it.at),
+            stream_last_sequence: stream.cached_info().state.last_sequence,
+            delivered_sequence: delivered,
+            acknowledged_sequence: found.ack_floor.stream_sequence,
+            from_sequence: from.seq,
+            from_at: from.at,
+            begins_sequence: begins,
+            reaches_beyond_stream,
+            method,
+            again,
+            worker_active,
+            counts: RewindCounts::default(),
+        };
+        self.count(&mut plan, &filters_of(&found.config), looked_at).await?;
+        Ok(plan)
+    }
+
+    /// The first message that the consumer has acknowledged and that its records know no end of: the
+    /// database was put back to an earlier state, and no worker has looked since. Nothing if no worker
+    /// ever ran it here.
+    ///
+    /// # Errors
+    ///
+    /// If a server refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind.
+    pub async fn unhandled(&self) -> Result<Option<u64>, Error> {
+        let config = &self.config;
+        let stream = durable_consumer::stream(&self.nats, config).await?;
+        let Some(found) = durable_consumer::find(&stream, config).await? else { return Ok(None) };
+        let (on, origin) = (self.connection.client(), Origin::of(config, &stream));
+        let known = Unhandled { on, nats: &self.nats, config, origin: &origin, found: &found };
+        match known.handled_to(None).await? {
+            Some(handled_to) => known.first(handled_to).await,
+            None => Ok(None),
+        }
+    }
+
+    /// The message to go back to, and whether earlier ones were asked for that the stream has lost.
+    async fn find_target(
+        &self,
+        stream: &Stream,
+        target: RewindTarget,
+        delivered: u64,
+    ) -> Result<(StoredAt, bool), Error> {
+        let (nats, name) = (&self.nats, &self.config.stream);
+        let first = stream.cached_info().state.first_sequence;
+        let (found, beyond) = match target {
+            RewindTarget::Sequence(seq) => {
+                (stream_range::first_from(nats, name, seq.max(first)).await?, seq < first)
+            }
+            RewindTarget::Since(time) => {
+                let range = (first, delivered);
+                let found = stream_range::first_since(nats, name, range, time).await?;
+                (found, first > 1 && found.is_some_and(|it| it.seq == first && it.at > time))
+            }
+        };
+        match found.filter(|it| it.seq <= delivered) {
+            Some(found) => Ok((found, beyond)),
+            None => Err(Error::Refused {
+                problem: format!(
+                    "nothing from there on was delivered to consumer \"{}\", which is at sequence \
+                     {delivered}",
+                    self.config.consumer
+                ),
+                hint: "a rewind only goes back: name an earlier time or sequence",
+            }),
+        }
+    }
+
+    async fn has_worker(&self) -> Result<bool, Error> {
+        let sql = format!(
+            "SELECT expires_at > clock_timestamp() FROM {}.inbox_roles WHERE consumer = $1",
+            self.schema
+        );
+        let rows = query(&self.connection, DOING, &sql, &[&self.config.consumer]).await?;
+        rows.first().map(|row| row.get(0)).ok_or_else(|| Error::Refused {
+            problem: format!("no worker ever ran consumer \"{}\" here", self.config.consumer),
+            hint: "what has no inbox is rewound at the broker: `nats consumer reset`; its effects \
+                   repeat",
+        })
+    }
+
+    async fn count(
+        &self,
+        plan: &mut RewindPlan,
+        filters: &[String],
+        looked_at: &watch::Sender<(u64, u64)>,
+    ) -> Result<(), Error> {
+        let origin = Origin { stream: plan.stream.clone(), created: plan.stream_created_at };
+        let sql = plan_rewinds::count_states(&self.schema);
+        let (first, last) = (plan.from_sequence, plan.delivered_sequence);
+        let mut next = first;
+        while next <= last {
+            let end = (next + LOOKED_UP_AT_ONCE - 1).min(last);
+            let keys = stream_range::keys(&self.nats, &origin, filters, (next, end)).await?;
+            let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
+                keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
+            let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, &ids, &times];
+            for row in query(&self.connection, DOING, &sql, &parameters).await? {
+                let count = row.get::<_, i64>(1).cast_unsigned();
+                plan.counts.add(row.get(0), count, plan.again);
+            }
+            next = end + 1;
+            looked_at.send_replace((next - first, last + 1 - first));
+        }
+        Ok(())
+    }
+
+    /// Requests what was planned. Returns the request that is pending then: this one, or another
+    /// that was before it.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    ///
+    /// # Cancel safety
+    ///
+    /// It may be requested or not when the future is dropped: [`Self::pending`] says so.
+    pub async fn request(&self, plan: &RewindPlan, actor: &Actor) -> Result<RewindState, Error> {
+        query(&self.connection, DOING, MAKE_DURABLE, &[]).await?;
+        let (from, until) =
+            (plan.from_sequence.cast_signed(), plan.delivered_sequence.cast_signed());
+        let (created, why) = (plan.stream_created_at, actor.why());
+        let parameters: [&(dyn ToSql + Sync); 8] =
+            [&plan.consumer, &plan.stream, &created, &from, &until, &plan.again, &actor.name, &why];
+        let sql = rewind_records::request(&self.schema);
+        let found = match select(&self.connection, DOING, &sql, &parameters).await?.pop() {
+            None => self.pending().await?,
+            requested => requested,
+        };
+        found.ok_or_else(|| Error::Refused {
+            problem: "another rewind of the consumer ended at this moment".into(),
+            hint: "look at the plan again",
+        })
+    }
+
+    /// The request that is not carried out, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn pending(&self) -> Result<Option<RewindState>, Error> {
+        let sql = plan_rewinds::find_pending(&self.schema);
+        Ok(select(&self.connection, DOING, &sql, &[&self.config.consumer]).await?.pop())
+    }
+
+    /// How far a request is.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn state(&self, id: i64) -> Result<Option<RewindState>, Error> {
+        let sql = plan_rewinds::find(&self.schema);
+        Ok(select(&self.connection, DOING, &sql, &[&id]).await?.pop())
+    }
+
+    /// Withdraws the request that no worker has begun with, and says what it was.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn cancel(&self) -> Result<Option<RewindState>, Error> {
+        query(&self.connection, DOING, MAKE_DURABLE, &[]).await?;
+        let sql = plan_rewinds::cancel(&self.schema);
+        Ok(select(&self.connection, DOING, &sql, &[&self.config.consumer]).await?.pop())
+    }
+}
+
+impl RewindCounts {
+    fn add(&mut self, state: &str, count: u64, again: bool) {
+        let (counter, is_handled) = match state {
+            "processed" => (&mut self.processed, again),
+            "kept" => (&mut self.kept, false),
+            "dead" => (&mut self.dead, false),
+            "rejected" => (&mut self.rejected, false),
+            "forgotten" => (&mut self.forgotten, false),
+            "unfinished" => (&mut self.unfinished, true),
+            _ => (&mut self.unrecorded, true),
+        };
+        *counter += count;
+        self.messages += count;
+        if is_handled {
+            self.handled += count;
+        } else if state != "forgotten" {
+            self.skipped += count;
+        }
+    }
+}
