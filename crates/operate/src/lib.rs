@@ -17,6 +17,7 @@ mod replay_plan;
 mod replay_target;
 pub mod replays;
 mod report;
+mod retire;
 mod rewind_holds;
 pub mod rewind_slot;
 mod setup;

@@ -11,7 +11,6 @@ use outbox::migrations;
 use outbox::migrations::Layout;
 use outbox::wire::subject_matches;
 use relay::access::publication::filter;
-use relay::access::retire::retire;
 use relay::access::stream_check::{MADE_BY, is_made_by_setup};
 use relay::access::{OutboxIndex, Slot, TailReader, columns, not_logged, stream_check};
 use relay::{Config, Error, MarkBy, Mode};
@@ -21,7 +20,8 @@ use servers::nats_version::takes_batches;
 use tokio_postgres::error::SqlState;
 
 use super::partitioning::{ahead, begin, convert};
-use crate::sql::Store;
+use crate::retire::retire;
+use crate::sql::{Store, create_index};
 
 /// How long a slot may wait for older transactions. A relay does not have to wait for it.
 const SLOT_WAITS_MAX: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
         migrations = migrations::render(&config.table, layout(config)),
         index = match shards.len() {
             1 => String::new(),
-            _ => OutboxIndex::Transactions.create(&config.table) + ";\n\n",
+            _ => create_index::create(OutboxIndex::Transactions, &config.table) + ";\n\n",
         },
     );
     let stream = |it: &Config| serde_json::to_value(stream(it, true)).unwrap_or_default();
@@ -244,7 +244,7 @@ async fn tables(
 /// The indexes that `relay.mark` needs, where the table was made for another word.
 async fn indexes(config: &Config, store: &Store) -> Result<Vec<SetupStep>, Error> {
     let mut steps = Vec::new();
-    for index in OutboxIndex::wanted(config) {
+    for index in create_index::wanted(config) {
         let created = store.ensure_index(index).await?;
         if created && index == OutboxIndex::Unmarked {
             store.make_room_for_marks().await?;

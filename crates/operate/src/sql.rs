@@ -2,6 +2,7 @@
 
 mod ask_replay;
 mod convert;
+pub(crate) mod create_index;
 mod decide;
 mod explain_replays;
 mod find;
@@ -11,6 +12,7 @@ mod look_up;
 mod partitions;
 pub(crate) mod records;
 mod retain;
+mod retire_slot;
 mod rewind;
 mod setup_lock;
 mod swap;

@@ -90,7 +90,8 @@ impl Config {
 
     /// What was configured for a slot of another number of shards, this being the configuration of all;
     /// `None` if it had another name.
-    pub(crate) fn before(&self, slot: &str) -> Option<Self> {
+    #[must_use]
+    pub fn before(&self, slot: &str) -> Option<Self> {
         match Shard::parse(slot) {
             Some((base, shard)) if base == self.slot => {
                 let all = Self { shards: Shards::new(shard.of), ..self.clone() };
@@ -102,7 +103,8 @@ impl Config {
     }
 
     /// How many shards a slot was one of.
-    pub(crate) fn shards_of_slot(slot: &str) -> u32 {
+    #[must_use]
+    pub fn shards_of_slot(slot: &str) -> u32 {
         Shard::parse(slot).map_or(1, |(_, shard)| shard.of)
     }
 

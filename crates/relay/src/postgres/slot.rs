@@ -142,7 +142,11 @@ impl Slot {
 }
 
 /// Which cluster this is.
-pub(crate) async fn system_identifier(config: &Config) -> Result<String, Error> {
+///
+/// # Errors
+///
+/// If the server refuses or cannot be reached.
+pub async fn system_identifier(config: &Config) -> Result<String, Error> {
     Ok(Replication::connect(config).await?.1.system_id)
 }
 
@@ -226,7 +230,11 @@ fn tell_of_loss(config: &Config, state: &StateRow, reason: &str) {
 }
 
 /// Marks what the old slot brought and the stream has.
-pub(crate) async fn finish_epoch(
+///
+/// # Errors
+///
+/// If a server refuses or cannot be reached.
+pub async fn finish_epoch(
     config: &Config,
     store: &Store,
     tail: Option<&TailReader>,

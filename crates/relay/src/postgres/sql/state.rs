@@ -311,7 +311,8 @@ impl Store {
         Ok(row.and_then(|row| row.get(0)))
     }
 
-    pub(crate) async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
+    /// Whether there is such a slot of this database.
+    pub async fn slot_exists(&self, slot: &str) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (SELECT FROM pg_replication_slots
                                   WHERE slot_name = $1 AND database = current_database())";
         Ok(self.query_one("look at the slot", sql, &[&slot]).await?.get(0))
@@ -323,7 +324,8 @@ impl Store {
         self.perform("lock the slot", sql, &[&slot]).await
     }
 
-    pub(crate) async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
+    /// The end of [`Self::lock_slot`].
+    pub async fn unlock_slot(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost slot ' || $1, 0))";
         self.perform("unlock the slot", sql, &[&slot]).await
     }

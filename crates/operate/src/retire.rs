@@ -8,13 +8,11 @@
 use std::time::Duration;
 
 use async_nats::Client;
+use relay::access::{TailReader, slot, stream_check};
+use relay::{Config, Error};
 use tracing::info;
 
-use super::{Store, slot};
-use crate::config::Config;
-use crate::error::Error;
-use crate::nats::TailReader;
-use crate::nats::stream_check;
+use crate::sql::Store;
 
 /// How often it is looked whether transactions have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -29,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// # Errors
 ///
 /// [`Error::Unusable`] if it cannot be told any more what was published.
-pub async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
+pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Result<(), Error> {
     let before = config.before(slot);
     let former = before.as_ref().unwrap_or(config);
     let store = Store::patient(former, "tailpost setup").await?;
