@@ -3,7 +3,6 @@
 //! Only the crate `operate` uses this.
 
 pub use crate::config::Config;
-pub use crate::error::describe;
 pub use crate::message::Origin;
 pub use crate::nats::durable_consumer;
 pub use crate::nats::source::silence;
@@ -15,3 +14,4 @@ pub use crate::postgres::sql::{SAME, as_json, find_controls};
 pub use crate::postgres::store::MAKE_DURABLE;
 pub use crate::postgres::tables::{Partitions, Room, upkept};
 pub use crate::unhandled::Unhandled;
+pub use servers::describe;

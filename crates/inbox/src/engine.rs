@@ -20,8 +20,6 @@ mod role_lease;
 #[cfg(test)]
 mod role_simulation;
 #[cfg(test)]
-pub(crate) mod seeds;
-#[cfg(test)]
 mod simulation;
 
 pub use backoff::Backoff;

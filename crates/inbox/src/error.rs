@@ -118,9 +118,9 @@ impl Error {
                 Some(error) => {
                     format!("could not {doing}: {} ({})", error.message(), error.code().code())
                 }
-                None => describe(self),
+                None => servers::describe(self),
             },
-            other => describe(other),
+            other => servers::describe(other),
         }
     }
 
@@ -155,19 +155,3 @@ const SET_UP: &str = "create the tables of the inbox with `tailpost inbox setup`
 
 /// Classes of SQLSTATEs that stay until somebody changes a grant, a name or a table.
 const PERMANENT: [&str; 5] = ["0A", "28", "3D", "3F", "42"];
-
-/// An error and what caused it, in one line. For logs.
-#[must_use]
-pub fn describe(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let text = next.to_string();
-        if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        cause = next.source();
-    }
-    line
-}

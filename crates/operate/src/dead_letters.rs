@@ -22,11 +22,23 @@ use uuid::Uuid;
 pub const GROUPED_MAX: u64 = 10_000;
 
 /// Kinds of failures that an [`Overview`] has, the most frequent first.
-pub const GROUPS_MAX: u32 = 20;
+const GROUPS_MAX: u32 = 20;
 
-/// SQL that makes one text of all values of the column `reason` that differ only in ids and numbers.
-pub const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
+/// One text for all values of the column `reason` that differ only in ids and numbers.
+const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
     '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g')";
+
+/// The statement that groups dead letters of either queue by what their reasons have in common: `these`
+/// are their tables and which of them, `aggregate` tells whose they are.
+pub(crate) fn group_letters(aggregate: &str, these: &str) -> String {
+    format!(
+        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
+             min(dead_at) AS first, max(dead_at) AS last
+         FROM (SELECT reason, dead_at, {aggregate} AS aggregate
+               {these} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
+         GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
+    )
+}
 
 /// An aggregate, written `type:id`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -270,7 +270,7 @@ async fn partitions(store: &Store) -> Result<(Option<PartitionsStatus>, Option<S
         )
     });
     let status = PartitionsStatus {
-        count: partitions.count() as u64,
+        count: partitions.all().len() as u64,
         until: until.map(|it| it.to_string()),
         horizon_seconds: until.map(|it| it.duration_since(now).as_secs_f64()),
     };
@@ -363,7 +363,8 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
     let unidentified = store.unidentified().await?;
     let (owed, refused) = store.owed().await?;
     let (marks_refused, mark_refusal) = refused.unzip();
-    let overview = DeadLetters::connect(config).await?.overview(&Filter::default(), 0).await?;
+    let overview =
+        DeadLetters::connect(config).await?.overview(&Filter::default(), None, 0).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
         table: config.table.to_string(),

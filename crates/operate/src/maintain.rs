@@ -1,6 +1,5 @@
 //! Deletes what nobody needs any more, in small steps.
 
-mod pace;
 mod partition_pass;
 
 use std::time::{Duration, Instant};
@@ -9,7 +8,6 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio_postgres::error::SqlState;
 
-use self::pace::pause_after;
 use self::partition_pass::PartitionPass;
 pub use self::partition_pass::{HeldPartition, PartitionsReport};
 pub(crate) use self::partition_pass::{covered_until, end, is_short, make_ahead};
@@ -18,6 +16,7 @@ use crate::sql::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
 use relay::Config;
 use relay::Error;
 use relay::describe;
+use servers::pause_after;
 
 const NAME: &str = "tailpost maintain";
 

@@ -37,15 +37,14 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
     }
     let state = store.load_state(slot).await?;
     let system_id = slot::system_identifier(config).await?;
-    if let Some(former) = state.as_ref().filter(|it| it.system_identifier != system_id) {
+    if let Some(state) = state.as_ref().filter(|it| it.system_identifier != system_id) {
         // It was another cluster's. What its stream has is published, if there still is such a stream.
-        let stream = &before.as_ref().unwrap_or(config).stream.name;
+        let stream = &former.stream.name;
         let tail = match stream_check::find(client, stream).await? {
             Some(_) => Some(TailReader::new(client, stream).await?),
             None => None,
         };
-        let config = before.as_ref().unwrap_or(config);
-        slot::finish_epoch(config, &store, tail.as_ref(), &system_id, former).await?;
+        slot::finish_epoch(former, &store, tail.as_ref(), &system_id, state).await?;
         return forget(&store, slot).await;
     }
     await_visibility(&store).await?;

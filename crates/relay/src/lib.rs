@@ -80,18 +80,8 @@ pub use status::{BreakerState, DeadLetterCounts, HistoryStatus, Role, SlotStatus
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
 pub fn describe(error: &Error) -> String {
-    let mut line = error.to_string();
-    if let Some(refusal) = error.refusal() {
-        return format!("{line}: {refusal}");
+    match error.refusal() {
+        Some(refusal) => format!("{error}: {refusal}"),
+        None => servers::describe(error),
     }
-    let mut cause = std::error::Error::source(error);
-    while let Some(next) = cause {
-        let text = next.to_string();
-        if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
-        cause = next.source();
-    }
-    line
 }

@@ -8,6 +8,22 @@ use std::time::Duration;
 use async_nats::ConnectErrorKind;
 use tokio_postgres::error::{DbError, SqlState};
 
+/// An error and what caused it, in one line. For logs; a terminal gets the chain.
+#[must_use]
+pub fn describe(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let text = next.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = next.source();
+    }
+    line
+}
+
 /// Why a target could not be understood or reached.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

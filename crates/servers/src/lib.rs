@@ -8,12 +8,13 @@ mod backoff;
 pub mod error;
 mod nats;
 pub mod nats_version;
+pub mod partitions;
 pub mod postgres;
 mod secret;
 pub mod tls;
 
-pub use backoff::Backoff;
-pub use error::{Error, Renewed};
+pub use backoff::{Backoff, pause_after};
+pub use error::{Error, Renewed, describe};
 pub use nats::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
 pub use postgres::{
     ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode, check_name,

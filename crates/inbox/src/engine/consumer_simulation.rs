@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use lab::seeds;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -27,7 +28,6 @@ use self::process::Process;
 use self::record_model::{RecordModel, Status};
 use super::backoff::Backoff;
 use super::lanes::Load;
-use super::seeds::seeds;
 use crate::message::{Message, Whence};
 
 const SEEDS: u64 = 40;

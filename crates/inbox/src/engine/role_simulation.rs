@@ -4,12 +4,12 @@
 
 use std::time::{Duration, Instant};
 
+use lab::seeds;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use super::role_lease::{Former, Found, Role, RoleLease, Step, Term};
-use super::seeds::seeds;
 
 const SEEDS: u64 = 80;
 const WORKERS: usize = 4;

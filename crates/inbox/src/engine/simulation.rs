@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use async_nats::{HeaderMap, Subject};
 use bytes::Bytes;
 use jiff::Timestamp;
+use lab::seeds;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
 use super::lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
-use super::seeds::seeds;
 use crate::message::{Message, MessageId, Origin};
 
 const SEEDS: u64 = 200;

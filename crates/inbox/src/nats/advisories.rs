@@ -21,11 +21,11 @@ use tracing::{info, warn};
 use crate::Error;
 use crate::config::Config;
 use crate::engine::{Delivered, Path};
-use crate::error::describe;
 use crate::feed::Feed;
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stored_message;
+use servers::describe;
 
 const ADVISORIES: [&str; 2] =
     ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"];

@@ -155,7 +155,7 @@ async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error
 /// # Errors
 ///
 /// If the broker refuses or does not answer.
-pub async fn find(stream: &Stream, config: &Config) -> Result<Option<Info>, Error> {
+pub async fn find<I>(stream: &Stream<I>, config: &Config) -> Result<Option<Info>, Error> {
     match stream.consumer_info(&config.consumer).await {
         Ok(info) => Ok(Some(info)),
         Err(error) if is_not_found(&error) => Ok(None),

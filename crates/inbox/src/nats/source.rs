@@ -37,13 +37,13 @@ use self::silence::Silence;
 use crate::Error;
 use crate::config::Config;
 use crate::engine::{Delivered, Path};
-use crate::error::describe;
 use crate::feed::{Closed, Feed};
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
 use crate::nats::{reconnects, stored_message};
 use crate::record::Key;
 use crate::tally::Tally;
+use servers::describe;
 
 /// Nothing is asked for while there is room for less: each request costs a round trip.
 const PULLED_MIN: usize = 64;

@@ -12,12 +12,13 @@ use std::time::Duration;
 use jiff::{Timestamp, ToSpan};
 use outbox::migrations::{create_schema, take_turn};
 use outbox::quote;
-use tokio_postgres::{Client, Row};
+use servers::partitions::{self, Partition, Partitions as Ranges};
+use tokio_postgres::Client;
 use tracing::warn;
 
-use self::ranges::{Range, Ranges, Width, partition_name};
+use self::ranges::{Width, gap, partition_name};
 use crate::Error;
-use crate::error::describe;
+use servers::describe;
 
 pub use self::forgetting::{Keep, Maintained, Upkept, look_after, upkept};
 
@@ -90,22 +91,6 @@ pub enum Room {
     Forgotten,
 }
 
-/// Partitions with their bounds. One without bounds is the default partition, which has everything.
-const LOAD: &str = "
-    SELECT quote_ident(nspname) || '.' || quote_ident(child.relname), since, until
-    FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-    JOIN pg_namespace AS n ON n.oid = child.relnamespace
-    CROSS JOIN LATERAL (SELECT regexp_match(pg_get_expr(child.relpartbound, child.oid),
-        '^FOR VALUES FROM \\((.*)\\) TO \\((.*)\\)$')) AS b (bounds)
-    CROSS JOIN LATERAL (SELECT
-        CASE WHEN bounds[1] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[1])::timestamptz END,
-        CASE WHEN bounds[2] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[2])::timestamptz END
-    ) AS t (at_least, before)
-    CROSS JOIN LATERAL (SELECT
-        CASE WHEN at_least >= '4000-01-01 BC' THEN at_least END,
-        CASE WHEN before < '9999-12-30' THEN before END) AS u (since, until)
-    WHERE inhparent = to_regclass($1::text)";
-
 impl Partitions {
     /// What there is room for now.
     ///
@@ -128,10 +113,8 @@ impl Partitions {
     }
 
     async fn ranges(client: &Client, table: &str) -> Result<Ranges, Error> {
-        let rows = client.query(LOAD, &[&table]).await.map_err(Error::sql(LOOKING))?;
-        let range =
-            |row: &Row| Range { partition: row.get(0), since: row.get(1), until: row.get(2) };
-        Ok(Ranges::new(rows.iter().map(range)))
+        let rows = client.query(partitions::LOAD, &[&table]).await.map_err(Error::sql(LOOKING))?;
+        Ok(Ranges::new(rows.iter().map(Partition::of)))
     }
 
     /// Whether there is room for the record of an event of this time.
@@ -182,26 +165,21 @@ impl Partitions {
         if ranges.have(time) {
             return Ok(false);
         }
-        let (since, until) = ranges.gap(time, width);
+        let (since, until) = gap(ranges, time, width);
         let (schema, name) = (&self.schema, partition_name(since, until));
-        let bound = |at: Option<Timestamp>, open: &str| match at {
-            Some(at) => format!("'{at}'"),
-            None => open.to_owned(),
-        };
         let script = format!(
             "BEGIN; {}
              DO $$ BEGIN
                  IF to_regclass('{quoted}') IS NULL THEN
                      CREATE TABLE {schema}.{name} (LIKE {schema}.inbox_messages INCLUDING ALL);
                      ALTER TABLE {schema}.inbox_messages ATTACH PARTITION {schema}.{name}
-                         FOR VALUES FROM ({since}) TO ({until});
+                         {bounds};
                  END IF;
              END $$;
              COMMIT",
             take_turn(ADVISORY_LOCK),
             quoted = format!("{schema}.{name}").replace('\'', "''"),
-            since = bound(since, "MINVALUE"),
-            until = bound(until, "MAXVALUE"),
+            bounds = partitions::bounds(since, until),
         );
         let made = client.batch_execute(&script).await;
         if made.is_err() {
@@ -227,8 +205,8 @@ mod tests {
     #[test]
     fn what_is_older_than_what_is_remembered_has_no_room() {
         let time = |text: &str| text.parse::<Timestamp>().unwrap();
-        let day = Range {
-            partition: "public.inbox_messages_20260709".into(),
+        let day = Partition {
+            name: "public.inbox_messages_20260709".into(),
             since: Some(time("2026-07-09T00:00:00Z")),
             until: Some(time("2026-07-10T00:00:00Z")),
         };

@@ -8,7 +8,6 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::engine::{Role, RoleLease, Step};
-use crate::error::describe;
 use crate::postgres::attended::answered_within;
 use crate::postgres::role_statements::RoleStatements;
 use crate::postgres::sqlstate::asks_again;
@@ -16,6 +15,7 @@ use crate::postgres::store::Store;
 use crate::postgres::tables;
 use crate::worker::work::Context;
 use crate::{Error, Status};
+use servers::describe;
 
 /// How long the end waits for the role to be given up. It ends by itself after a lease.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);

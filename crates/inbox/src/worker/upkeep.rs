@@ -12,9 +12,9 @@ use crate::Error;
 use crate::config::Config;
 use crate::connection::Connect;
 use crate::engine::Role;
-use crate::error::describe;
 use crate::postgres::tables::{self, Keep, Maintained};
 use crate::worker::work::Context;
+use servers::describe;
 
 /// After a failure the next attempt comes within this.
 const AGAIN_AFTER: Duration = Duration::from_secs(60);

@@ -199,7 +199,7 @@ impl DeadLetters {
         let parameters = parameters.with(&[]);
         let sql = list_letters::count_letters(&self.schema);
         let count = query(&self.connection, doing, &sql, &parameters).await?;
-        let sql = list_letters::group_letters(&self.schema);
+        let sql = list_letters::group_open_letters(&self.schema);
         Ok(Overview {
             total: count[0].get::<_, i64>(0).cast_unsigned(),
             oldest_seconds: count[0].get(1),

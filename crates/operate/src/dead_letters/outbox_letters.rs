@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Action, Actor, Aggregate, AuditEntry, Filter, GROUPS_MAX};
+use super::{Action, Actor, Aggregate, AuditEntry, Filter};
 use crate::sql::Store;
 use relay::Config;
 use relay::Error;
@@ -97,21 +97,13 @@ impl DeadLetters {
         Ok(self)
     }
 
-    /// What matches: how many, why, and the newest, at most `limit`.
+    /// What matches: how many, why, and the newest, at most `limit`, of those behind
+    /// `after`.
     ///
     /// # Errors
     ///
     /// If PostgreSQL refuses or cannot be reached, as with all methods here.
-    pub async fn overview(&self, filter: &Filter, limit: u32) -> Result<Overview, Error> {
-        self.overview_after(filter, None, limit).await
-    }
-
-    /// As [`overview`](Self::overview), and of the dead letters those behind `after`.
-    ///
-    /// # Errors
-    ///
-    /// As [`overview`](Self::overview).
-    pub async fn overview_after(
+    pub async fn overview(
         &self,
         filter: &Filter,
         after: Option<LetterPlace>,
@@ -121,7 +113,7 @@ impl DeadLetters {
         Ok(Overview {
             total,
             oldest_seconds,
-            groups: self.store.dead_letter_groups(filter, GROUPS_MAX).await?,
+            groups: self.store.dead_letter_groups(filter).await?,
             dead_letters: self.store.dead_letters(filter, after, limit).await?,
             next: None,
         })

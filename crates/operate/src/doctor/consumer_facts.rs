@@ -1,14 +1,10 @@
 //! What is known of the inbox when the rules judge.
 
-use std::time::Duration;
-
 use async_nats::jetstream::consumer;
 use inbox::access::Config;
 
+use super::facts::{Known, StreamFacts};
 use crate::checks::Skip;
-
-/// A fact, or why nobody knows it.
-pub(super) type Known<T> = Result<T, Skip>;
 
 /// The tables.
 #[derive(Debug, Clone)]
@@ -21,23 +17,15 @@ pub(super) struct TableFacts {
     pub(super) at_work: Known<Vec<(String, Option<String>)>>,
 }
 
-/// A stream, as far as a consumer cares.
-#[derive(Debug, Clone, Default)]
-pub(super) struct StreamFacts {
-    /// Under which messages are stored.
-    pub(super) subjects: Vec<String>,
-    pub(super) max_age: Option<Duration>,
-}
-
 /// One consumer, and what it shares with the others.
-pub(super) struct Seen {
+pub(super) struct ConsumerSeen {
     pub(super) config: Config,
     pub(super) tables: Known<TableFacts>,
     pub(super) stream: Known<Option<StreamFacts>>,
     pub(super) consumer: Known<Option<consumer::Info>>,
 }
 
-impl Seen {
+impl ConsumerSeen {
     pub(super) fn tables(&self) -> Known<&TableFacts> {
         self.tables.as_ref().map_err(Clone::clone)
     }

@@ -5,7 +5,7 @@ use inbox::retention_problem;
 use outbox::quote;
 use outbox::wire::subjects_overlap;
 
-use super::consumer_facts::Seen;
+use super::consumer_facts::ConsumerSeen as Seen;
 use crate::checks::{Category, Judged, Remedy, Rule, Verdict};
 
 /// Those about the tables, which all consumers share.
@@ -114,8 +114,8 @@ fn settings(seen: &Seen) -> Judged {
 }
 
 fn subjects(seen: &Seen) -> Judged {
-    let stream = seen.stream()?;
-    let never = |wanted: &&String| !stream.subjects.iter().any(|it| subjects_overlap(it, wanted));
+    let stored = durable_consumer::stored_subjects(&seen.stream()?.config);
+    let never = |wanted: &&String| !stored.iter().any(|it| subjects_overlap(it, wanted));
     let never: Vec<&str> =
         seen.config.filter_subjects.iter().filter(never).map(String::as_str).collect();
     if never.is_empty() {
@@ -124,7 +124,7 @@ fn subjects(seen: &Seen) -> Judged {
             subjects => subjects.join(", "),
         }));
     }
-    let takes = stream.subjects.join(", ");
+    let takes = stored.join(", ");
     Ok(Verdict::Error(
         format!("the stream stores {takes}, and never {}", never.join(", ")),
         vec![Remedy::advice(format!(
@@ -178,7 +178,7 @@ fn retention(seen: &Seen) -> Judged {
     };
     let stream = seen.stream()?;
     let (name, lease) = (&seen.config.stream, seen.config.lease);
-    if let Some(problem) = retention_problem(keep, name, stream.max_age, lease) {
+    if let Some(problem) = retention_problem(keep, name, stream.max_age(), lease) {
         let shorter = keep.saturating_sub(lease).as_secs() / 2;
         let remedy = match shorter {
             0 => Remedy::advice("set inbox.retention above the stream's max_age"),
@@ -189,5 +189,5 @@ fn retention(seen: &Seen) -> Judged {
         };
         return Ok(Verdict::Error(problem, vec![remedy]));
     }
-    Ok(Verdict::Ok(format!("inbox.retention = {keep:?}, max_age = {:?}", stream.max_age)))
+    Ok(Verdict::Ok(format!("inbox.retention = {keep:?}, max_age = {:?}", stream.max_age())))
 }

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::ErrorCode;
+use async_nats::Client as NatsClient;
 use async_nats::jetstream::consumer;
-use async_nats::jetstream::context::{GetStreamError, GetStreamErrorKind};
-use inbox::access::{Config, describe, durable_consumer};
+use inbox::access::{Config, durable_consumer};
 use inbox::{Builder, Connection, Error};
 use outbox::Table;
+use servers::describe;
 use tokio::time::timeout;
 use tokio_postgres::Client;
 
-use super::consumer_facts::{Known, Seen, StreamFacts, TableFacts};
-use super::consumer_rules;
+use super::consumer_facts::{ConsumerSeen, TableFacts};
+use super::facts::Known;
+use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
 use crate::dead_letters::inbox_letters::DeadLetters;
 
@@ -35,7 +36,7 @@ pub struct Inspected<'a> {
     /// A connection to the database of the inbox.
     pub postgres: Result<Connection, String>,
     /// The broker.
-    pub nats: Result<async_nats::Client, String>,
+    pub nats: Result<NatsClient, String>,
     /// The outbox, beside which the inbox's tables are.
     pub table: &'a Table,
 }
@@ -115,46 +116,28 @@ async fn at_work(connection: Connection, table: &Table) -> Known<Vec<(String, Op
 
 async fn look(
     config: Config,
-    nats: &Result<async_nats::Client, String>,
+    nats: &Result<NatsClient, String>,
     tables: Known<TableFacts>,
-) -> Seen {
-    let nats = match nats {
-        Ok(nats) => nats,
-        Err(why) => {
-            let why = Skip::because(why.clone());
-            let (stream, consumer) = (Err(why.clone()), Err(why));
-            return Seen { config, tables, stream, consumer };
-        }
+) -> ConsumerSeen {
+    let nats = nats.as_ref().map_err(|why| Skip::because(why.clone()));
+    let stream = match &nats {
+        Ok(nats) => read_broker::stream(nats, &config.stream, None).await.0,
+        Err(why) => Err(why.clone()),
     };
-    let found = bounded(read_consumer(nats, &config)).await;
-    let (stream, consumer) = match found {
-        Ok((stream, consumer)) => (Ok(stream), Ok(consumer)),
-        Err(why) => (Err(why.clone()), Err(why)),
+    let consumer = match (nats, &stream) {
+        (Ok(nats), Ok(Some(_))) => bounded(read_consumer(nats, &config)).await,
+        (_, Ok(_)) => Ok(None),
+        (_, Err(why)) => Err(why.clone()),
     };
-    Seen { config, tables, stream, consumer }
+    ConsumerSeen { config, tables, stream, consumer }
 }
 
 async fn read_consumer(
-    nats: &async_nats::Client,
+    nats: &NatsClient,
     config: &Config,
-) -> Result<(Option<StreamFacts>, Option<consumer::Info>), Error> {
-    let stream = match servers::jetstream_of(nats).get_stream(&config.stream).await {
-        Ok(stream) => stream,
-        Err(error) if is_missing(&error) => return Ok((None, None)),
-        Err(error) => return Err(Error::jetstream("look up the stream")(error)),
-    };
-    let info = durable_consumer::find(&stream, config).await?;
-    let found = &stream.cached_info().config;
-    let max_age = Some(found.max_age).filter(|it| !it.is_zero());
-    let facts = StreamFacts { subjects: durable_consumer::stored_subjects(found), max_age };
-    Ok((Some(facts), info))
-}
-
-fn is_missing(error: &GetStreamError) -> bool {
-    match error.kind() {
-        GetStreamErrorKind::JetStream(error) => error.error_code() == ErrorCode::STREAM_NOT_FOUND,
-        _ => false,
-    }
+) -> Result<Option<consumer::Info>, Error> {
+    let stream = servers::jetstream_of(nats).get_stream_no_info(&config.stream).await;
+    durable_consumer::find(&stream.map_err(Error::jetstream("look up the stream"))?, config).await
 }
 
 async fn bounded<T>(work: impl Future<Output = Result<T, Error>>) -> Known<T> {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use relay::{Error, RetentionConfig, describe};
 use serde::Serialize;
+use servers::partitions::Partition;
 use tokio_postgres::error::SqlState;
 
-use super::pace::pause_after;
-use crate::day_partitions::DayPartition;
 use crate::sql::{Detached, PAGES_AT_ONCE, Removable, Store};
+use servers::pause_after;
 
 /// How far ahead partitions are made, beyond the time until the next pass. Nobody inserts when the
 /// last one is over, so it is a holiday in which nobody looks at an alert.
@@ -45,7 +45,7 @@ pub struct HeldPartition {
 }
 
 impl PartitionsReport {
-    fn hold(&mut self, partition: &DayPartition, reason: impl Into<String>) {
+    fn hold(&mut self, partition: &Partition, reason: impl Into<String>) {
         let partition = partition.name.clone();
         self.held.push(HeldPartition { partition, reason: reason.into() });
     }
@@ -160,7 +160,7 @@ impl PartitionPass<'_> {
     /// As [`finish`](Self::finish). What one partition has is no reason to leave the others.
     async fn finished(
         &self,
-        partition: &DayPartition,
+        partition: &Partition,
         state: Detached,
         removable: Option<&Removable>,
         report: &mut PartitionsReport,
@@ -176,7 +176,7 @@ impl PartitionPass<'_> {
     /// Ends what was begun with a partition. Says whether it could.
     async fn finish(
         &self,
-        partition: &DayPartition,
+        partition: &Partition,
         state: Detached,
         removable: Option<&Removable>,
         report: &mut PartitionsReport,
@@ -223,7 +223,7 @@ impl PartitionPass<'_> {
     /// Why a partition has to stay, if it has to.
     async fn needed(
         &self,
-        partition: &DayPartition,
+        partition: &Partition,
         removable: &Removable,
     ) -> Result<Option<String>, Error> {
         let Some(leaf) = self.store.leaf(&partition.name).await? else { return Ok(None) };
@@ -245,7 +245,7 @@ impl PartitionPass<'_> {
 
 /// The server refuses something of this partition; without the server nothing goes on.
 fn hold_or_fail(
-    partition: &DayPartition,
+    partition: &Partition,
     error: Error,
     report: &mut PartitionsReport,
 ) -> Result<(), Error> {
@@ -264,7 +264,7 @@ mod tests {
     fn the_first_that_stays_is_told_and_how_many_more() {
         let mut report = PartitionsReport::default();
         assert_eq!(report.held_by(), None);
-        let partition = DayPartition { name: "public.o_p1".into(), since: None, until: None };
+        let partition = Partition { name: "public.o_p1".into(), since: None, until: None };
         report.hold(&partition, "row 7 is a dead letter");
         assert_eq!(
             report.held_by().as_deref(),

@@ -5,9 +5,10 @@ use jiff::Timestamp;
 use outbox::Column;
 use outbox::migrations::render_partitioned;
 use relay::Error;
+use servers::partitions::next_midnight;
 
 use super::Store;
-use crate::day_partitions::{BEFORE, KEY, digits, from_digits, named, next_midnight};
+use crate::day_partitions::{BEFORE, KEY, digits, from_digits, named};
 
 const DOING: &str = "prepare the outbox for partitions";
 

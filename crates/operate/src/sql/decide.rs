@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::Store;
 use crate::dead_letters::outbox_letters::{DeadLetter, LetterPlace};
-use crate::dead_letters::{Actor, Aggregate, AuditEntry, FINGERPRINT, Filter, GROUPED_MAX, Group};
+use crate::dead_letters::{Actor, Aggregate, AuditEntry, Filter, Group, group_letters};
 
 /// The filter's parameters are always $1 to $5.
 const MATCHES: &str = "discarded_at IS NULL
@@ -81,24 +81,12 @@ impl Store {
         Ok(rows.iter().map(dead_letter).collect())
     }
 
-    /// Failures by kind, the most frequent first, at most `limit`; of the newest [`GROUPED_MAX`].
-    pub(crate) async fn dead_letter_groups(
-        &self,
-        filter: &Filter,
-        limit: u32,
-    ) -> Result<Vec<Group>, Error> {
-        let sql = format!(
-            "SELECT {FINGERPRINT} AS fingerprint, count(*), min(dead_at) AS first,
-                 max(dead_at) AS last,
-                 count(DISTINCT (aggregate_type, aggregate_id)) AS aggregates
-             FROM (SELECT reason, dead_at, aggregate_type, aggregate_id
-                   FROM {} WHERE {MATCHES} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
-             GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT $6",
-            self.dead()
-        );
-        let limit = i64::from(limit);
+    /// Failures by kind, the most frequent first.
+    pub(crate) async fn dead_letter_groups(&self, filter: &Filter) -> Result<Vec<Group>, Error> {
+        let these = format!("FROM {} WHERE {MATCHES}", self.dead());
+        let sql = group_letters("(aggregate_type, aggregate_id)", &these);
         let parameters = Parameters::of(filter);
-        self.read("group dead letters", &sql, &parameters.with(&[&limit])).await
+        self.read("group dead letters", &sql, &parameters.with(&[])).await
     }
 
     /// How many there are, and how old the oldest is, in seconds.

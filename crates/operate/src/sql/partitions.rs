@@ -11,31 +11,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use outbox::Column;
 use relay::Error;
+use servers::partitions::{LOAD, Partition, Partitions, bounds};
 use tokio_postgres::Row;
 
 use super::Store;
 use super::retain::{Leaf, Removable, pages};
-use crate::day_partitions::{DayPartition, DayPartitions, day_name};
+use crate::day_partitions::{day_name, missing};
 
 const LOOKING: &str = "look at the partitions";
 const MAKING: &str = "make a partition ahead";
 const REMOVING: &str = "remove an old partition";
-
-/// Partitions with their bounds. A bound that no clock here can tell is none.
-const LOAD: &str = "
-    SELECT format('%I.%I', nspname, child.relname), since, until
-    FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid
-    JOIN pg_namespace AS n ON n.oid = child.relnamespace
-    CROSS JOIN LATERAL (SELECT regexp_match(pg_get_expr(child.relpartbound, child.oid),
-        '^FOR VALUES FROM \\((.*)\\) TO \\((.*)\\)$')) AS b (bounds)
-    CROSS JOIN LATERAL (SELECT
-        CASE WHEN bounds[1] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[1])::timestamptz END,
-        CASE WHEN bounds[2] LIKE $$'%$$ THEN trim(BOTH $$'$$ FROM bounds[2])::timestamptz END
-    ) AS t (at_least, before)
-    CROSS JOIN LATERAL (SELECT
-        CASE WHEN at_least >= '4000-01-01 BC' THEN at_least END,
-        CASE WHEN before < '9999-12-30' THEN before END) AS u (since, until)
-    WHERE inhparent = to_regclass($1::text) AND NOT inhdetachpending";
 
 /// What somebody saw to that a partition which is to be removed has become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,14 +38,6 @@ pub(crate) enum Detached {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotPlain;
 
-fn partition(row: &Row) -> DayPartition {
-    DayPartition { name: row.get(0), since: row.get(1), until: row.get(2) }
-}
-
-fn literal(at: Option<Timestamp>, open: &str) -> String {
-    at.map_or_else(|| open.to_owned(), |at| format!("'{at}'"))
-}
-
 impl Store {
     /// Runs a script; where it fails nothing of it is done.
     pub(super) async fn run(&self, doing: &'static str, script: &str) -> Result<(), Error> {
@@ -74,13 +51,13 @@ impl Store {
 
     /// The partitions of the outbox, if it is partitioned as `tailpost setup --partitioned` does
     /// it: by when rows were inserted.
-    pub(crate) async fn day_partitions(&self) -> Result<Option<DayPartitions>, Error> {
+    pub(crate) async fn day_partitions(&self) -> Result<Option<Partitions>, Error> {
         if !self.is_partitioned_by_day().await? {
             return Ok(None);
         }
         let table = self.table.quoted();
         let rows = self.query(LOOKING, LOAD, &[&table]).await?;
-        Ok(Some(DayPartitions::new(rows.iter().map(partition))))
+        Ok(Some(Partitions::new(rows.iter().map(Partition::of))))
     }
 
     /// The server's time.
@@ -93,11 +70,11 @@ impl Store {
     /// partition. Says how many were made, and what there is.
     pub(crate) async fn make_partitions(
         &self,
-        partitions: DayPartitions,
+        partitions: Partitions,
         ahead: Duration,
-    ) -> Result<(u64, DayPartitions), Error> {
+    ) -> Result<(u64, Partitions), Error> {
         let now = self.clock().await?;
-        let missing = partitions.missing(now, ahead);
+        let missing = missing(&partitions, now, ahead);
         let mut made = 0;
         for (since, until) in &missing {
             let script = self.make_partition(*since, *until).await?;
@@ -200,19 +177,19 @@ impl Store {
     }
 
     /// Writes down that a partition is about to be removed.
-    pub(crate) async fn note_detached(&self, partition: &DayPartition) -> Result<(), Error> {
+    pub(crate) async fn note_detached(&self, partition: &Partition) -> Result<(), Error> {
         let sql = format!(
             "INSERT INTO {} (partition, since, until) VALUES ($1, $2, $3)
              ON CONFLICT (partition) DO UPDATE
              SET since = excluded.since, until = excluded.until, noted_at = clock_timestamp()",
             self.table.companion("tailpost_detached")
         );
-        let DayPartition { name, since, until } = partition;
+        let Partition { name, since, until } = partition;
         self.perform(REMOVING, &sql, &[name, since, until]).await
     }
 
     /// The partitions that somebody began to remove, and how far that is.
-    pub(crate) async fn detached(&self) -> Result<Vec<(DayPartition, Detached)>, Error> {
+    pub(crate) async fn detached(&self) -> Result<Vec<(Partition, Detached)>, Error> {
         let sql = format!(
             "SELECT partition, since, until, to_regclass(partition) IS NULL,
                  (SELECT inhdetachpending FROM pg_inherits
@@ -227,7 +204,7 @@ impl Store {
             (false, Some(false)) => Detached::NotBegun,
             (false, None) => Detached::Alone,
         };
-        Ok(rows.iter().map(|row| (partition(row), state(row))).collect())
+        Ok(rows.iter().map(|row| (Partition::of(row), state(row))).collect())
     }
 
     /// Takes a partition out of the table. Whoever reads or writes waits for nothing; this waits for
@@ -257,16 +234,15 @@ impl Store {
 
     /// Makes what was a partition one again. Others wait for nothing: a constraint that detaching
     /// left says that its rows fit.
-    pub(crate) async fn attach_again(&self, partition: &DayPartition) -> Result<(), Error> {
-        let DayPartition { name, since, until } = partition;
+    pub(crate) async fn attach_again(&self, partition: &Partition) -> Result<(), Error> {
+        let Partition { name, since, until } = partition;
         let script = format!(
             "BEGIN;
-             ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM ({since}) TO ({until});
+             ALTER TABLE {table} ATTACH PARTITION {name} {bounds};
              {forget};
              COMMIT",
             table = self.table.quoted(),
-            since = literal(*since, "MINVALUE"),
-            until = literal(*until, "MAXVALUE"),
+            bounds = bounds(*since, *until),
             forget = self.forget_detached(name),
         );
         self.run("attach a partition again", &script).await

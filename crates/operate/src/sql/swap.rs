@@ -9,10 +9,11 @@ use std::time::Duration;
 use jiff::{Timestamp, ToSpan};
 use outbox::Column;
 use relay::Error;
+use servers::partitions::midnight;
 
 use super::Store;
 use super::convert::{constraint, quote};
-use crate::day_partitions::{KEY, before_name, day_name, digits, midnight, named};
+use crate::day_partitions::{KEY, before_name, day_name, digits, named};
 
 const DOING: &str = "move the outbox below a partitioned table";
 

@@ -79,7 +79,7 @@ impl AppState {
         if counted.is_none_or(|(at, _)| at.elapsed() > COUNT_AGE) {
             let count = async {
                 let dead_letters = self.open().await.ok()?;
-                dead_letters.overview(&Filter::default(), 0).await.ok()
+                dead_letters.overview(&Filter::default(), None, 0).await.ok()
             };
             let overview = tokio::time::timeout(COUNT_TIMEOUT, count).await.ok().flatten();
             let count = overview.map(|it| (it.total, it.oldest_seconds.unwrap_or(0.0)));
@@ -178,7 +178,7 @@ async fn list(
     no_consumer(query.consumer.as_ref())?;
     let after = cursor::decode(query.cursor.as_deref())?;
     let (filter, limit) = query.read()?;
-    let mut page = state.open().await?.overview_after(&filter, after, limit + 1).await?;
+    let mut page = state.open().await?.overview(&filter, after, limit + 1).await?;
     page.next = cursor::end_page(&mut page.dead_letters, limit, DeadLetter::place)?;
     json(&page)
 }
@@ -244,7 +244,7 @@ async fn start(
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
     }
     if request.dry_run {
-        return json(&state.open().await?.overview(&request.filter, 0).await?);
+        return json(&state.open().await?.overview(&request.filter, None, 0).await?);
     }
     let change = Change { by: request.by.take(), why: request.why.take() };
     let actor = change.actor(request.action, &caller)?;

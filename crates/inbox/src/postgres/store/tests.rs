@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_nats::HeaderMap;
 use bytes::Bytes;
 use jiff::Timestamp;
-use lab::{Postgres, PostgresOptions};
+use lab::{Postgres, PostgresOptions, seeds};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -16,7 +16,6 @@ use uuid::Uuid;
 
 use super::Store;
 use crate::connection::Connection;
-use crate::engine::seeds::seeds;
 use crate::message::{Message, Origin};
 use crate::postgres::scope::Scope;
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use outbox::quote;
 use serde::{Deserialize, Serialize};
+use servers::{describe, pause_after};
 use tokio::time::sleep;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Json, ToSql};
 
-use super::{LOOKING, Partitions, Width};
+use super::{LOOKING, Partition, Partitions, Width};
 use crate::Error;
 use crate::connection::Connection;
-use crate::error::describe;
 use crate::postgres::attended::answered_within;
 use crate::postgres::sql::as_json;
 
@@ -31,11 +31,6 @@ const AT_ONCE: u64 = 1_000;
 
 /// Pages that one statement reads at most.
 const PAGES_AT_ONCE: i64 = 512;
-
-/// After a statement there is a pause that is so many times as long, within bounds.
-const PAUSE_TIMES: u32 = 3;
-const PAUSE_MIN: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// How long dropping a partition waits for others. Meanwhile the events' statements wait behind it.
 const DROP_WAIT: &str = "500ms";
@@ -113,8 +108,9 @@ pub async fn look_after(
     let done = async {
         let mut done = Box::pin(forget(client, schema, keep.records, dry_run)).await?;
         if let Some(keep) = keep.decisions {
-            done.decisions = forget_decisions(client, schema, keep, dry_run).await?;
-            done.decisions += forget_rewinds(client, schema, keep, dry_run).await?;
+            for (table, old) in old_decisions(schema) {
+                done.decisions += forget_rows(client, (&table, &old), keep, dry_run).await?;
+            }
         }
         Ok(done)
     };
@@ -202,10 +198,6 @@ async fn count(
     Ok(row.get::<_, i64>(0).cast_unsigned())
 }
 
-async fn pause_after(took: Duration) {
-    sleep((took * PAUSE_TIMES).clamp(PAUSE_MIN, PAUSE_MAX)).await;
-}
-
 async fn forget(
     client: &Client,
     schema: &str,
@@ -240,44 +232,33 @@ async fn forget(
     Ok(done)
 }
 
-/// Requests to rewind that were carried out, or could not be.
-async fn forget_rewinds(
-    client: &Client,
-    schema: &str,
-    keep: Duration,
-    dry_run: bool,
-) -> Result<u64, Error> {
-    let rewinds = format!("{}.inbox_rewinds", quote(schema));
-    let old = "ended_at < clock_timestamp() - make_interval(secs => $1)";
-    let keep = keep.as_secs_f64();
-    if dry_run {
-        return count(client, &format!("{rewinds} WHERE {old}"), &[&keep]).await;
-    }
-    // Operators make them, one at a time: there are few.
-    let sql = format!("DELETE FROM {rewinds} WHERE {old}");
-    answered("delete old rewinds", client.execute(&sql, &[&keep])).await
-}
-
-async fn forget_decisions(
-    client: &Client,
-    schema: &str,
-    keep: Duration,
-    dry_run: bool,
-) -> Result<u64, Error> {
+/// What people decided, and the requests to rewind that were carried out, or could not be.
+fn old_decisions(schema: &str) -> [(String, String); 2] {
     let schema = quote(schema);
     // What was decided about a dead letter stays while there is one.
-    let old = format!(
+    let decided = format!(
         "i.decided_at < clock_timestamp() - make_interval(secs => $1) AND NOT EXISTS (
              SELECT FROM {schema}.inbox_dead_letter d
              WHERE d.consumer = i.consumer AND d.message_id = i.message_id)"
     );
+    let ended = "i.ended_at < clock_timestamp() - make_interval(secs => $1)".to_owned();
+    [(format!("{schema}.inbox_decisions"), decided), (format!("{schema}.inbox_rewinds"), ended)]
+}
+
+/// Rows of a table `i` that are old by the condition, where $1 is how long they are kept.
+async fn forget_rows(
+    client: &Client,
+    (table, old): (&str, &str),
+    keep: Duration,
+    dry_run: bool,
+) -> Result<u64, Error> {
     let keep = keep.as_secs_f64();
     if dry_run {
-        return count(client, &format!("{schema}.inbox_decisions i WHERE {old}"), &[&keep]).await;
+        return count(client, &format!("{table} AS i WHERE {old}"), &[&keep]).await;
     }
     let sql = format!(
-        "DELETE FROM {schema}.inbox_decisions WHERE id = ANY (ARRAY(
-             SELECT i.id FROM {schema}.inbox_decisions i WHERE {old} ORDER BY i.id
+        "DELETE FROM {table} WHERE id = ANY (ARRAY(
+             SELECT i.id FROM {table} AS i WHERE {old} ORDER BY i.id
              LIMIT {AT_ONCE} FOR UPDATE OF i SKIP LOCKED))"
     );
     let mut deleted = 0;
@@ -320,9 +301,9 @@ impl Partitions {
     /// that somebody reads for longer than [`DROP_WAIT`] is left to the next pass.
     async fn drop_before(&mut self, client: &Client, horizon: Timestamp) -> Result<u64, Error> {
         let schema = self.schema.clone();
-        let Some(ranges) = &mut self.ranges else { return Ok(0) };
+        let Some(ranges) = &self.ranges else { return Ok(0) };
         let mut dropped = 0;
-        for partition in ranges.before(horizon) {
+        for Partition { name: partition, .. } in ranges.before(horizon) {
             let needed = needed(&schema, &partition);
             let sql = format!("SELECT {needed}");
             if answered(LOOKING, client.query_one(&sql, &[])).await?.get(0) {
@@ -346,7 +327,6 @@ impl Partitions {
             }
             let sql = "SELECT to_regclass($1) IS NULL";
             if answered(LOOKING, client.query_one(sql, &[&partition])).await?.get(0) {
-                ranges.remove(&partition);
                 dropped += 1;
             }
         }
@@ -362,7 +342,10 @@ impl Partitions {
         dry_run: bool,
     ) -> Result<u64, Error> {
         let tables = match &self.ranges {
-            Some(ranges) => ranges.begun_before(horizon),
+            Some(ranges) => {
+                let begun = |it: &&Partition| it.since.is_none_or(|since| since < horizon);
+                ranges.all().iter().filter(begun).map(|it| it.name.clone()).collect()
+            }
             None => vec![format!("{}.inbox_messages", self.schema)],
         };
         let old = format!(

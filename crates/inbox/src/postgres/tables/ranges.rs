@@ -8,7 +8,8 @@
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
-use jiff::{RoundMode, Timestamp, ToSpan, Unit, ZonedRound};
+use jiff::{Timestamp, ToSpan};
+use servers::partitions::{Partitions, midnight};
 
 /// Longer retentions have a partition for each month.
 const DAILY_MAX: Duration = Duration::from_hours(60 * 24);
@@ -27,9 +28,7 @@ impl Width {
 
     /// The beginning of the day or month that `time` is in, and of the next one.
     fn around(self, time: Timestamp) -> (Option<Timestamp>, Option<Timestamp>) {
-        let zoned = time.to_zoned(TimeZone::UTC);
-        let day = zoned.round(ZonedRound::new().smallest(Unit::Day).mode(RoundMode::Floor));
-        let Ok(day) = day else { return (None, None) };
+        let day = midnight(time).to_zoned(TimeZone::UTC);
         let (first, span) = match self {
             Self::Day => (Ok(day), 1.day()),
             Self::Month => (day.first_of_month(), 1.month()),
@@ -39,63 +38,18 @@ impl Width {
     }
 }
 
-/// A partition, and the times that it has; without bounds where it has everything.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Range {
-    /// Quoted.
-    pub(super) partition: String,
-    pub(super) since: Option<Timestamp>,
-    pub(super) until: Option<Timestamp>,
-}
-
-/// All partitions, the oldest first.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Ranges(Vec<Range>);
-
-impl Ranges {
-    pub(super) fn new(ranges: impl IntoIterator<Item = Range>) -> Self {
-        let mut ranges: Vec<Range> = ranges.into_iter().collect();
-        ranges.sort_by_key(|it| it.since);
-        Self(ranges)
+/// The times around `time` that no partition has: up to its neighbours, and ahead of all of them to the
+/// end of its day or month.
+pub(super) fn gap(
+    ranges: &Partitions,
+    time: Timestamp,
+    width: Width,
+) -> (Option<Timestamp>, Option<Timestamp>) {
+    let (first, next) = width.around(time);
+    if ranges.all().is_empty() {
+        return (first, next);
     }
-
-    pub(super) fn have(&self, time: Timestamp) -> bool {
-        self.0.iter().any(|it| {
-            it.since.is_none_or(|since| since <= time) && it.until.is_none_or(|until| time < until)
-        })
-    }
-
-    /// The times around `time` that no partition has: up to its neighbours, and ahead of all of
-    /// them to the end of its day or month.
-    pub(super) fn gap(
-        &self,
-        time: Timestamp,
-        width: Width,
-    ) -> (Option<Timestamp>, Option<Timestamp>) {
-        let (first, next) = width.around(time);
-        if self.0.is_empty() {
-            return (first, next);
-        }
-        let since = self.0.iter().filter_map(|it| it.until).filter(|until| *until <= time).max();
-        let until = self.0.iter().filter_map(|it| it.since).filter(|since| *since > time).min();
-        (since, until.or(next))
-    }
-
-    /// The partitions that have nothing from `horizon` on.
-    pub(super) fn before(&self, horizon: Timestamp) -> Vec<String> {
-        let old = self.0.iter().filter(|it| it.until.is_some_and(|until| until <= horizon));
-        old.map(|it| it.partition.clone()).collect()
-    }
-
-    /// The partitions that may have something from before `horizon`.
-    pub(super) fn begun_before(&self, horizon: Timestamp) -> Vec<String> {
-        let begun = self.0.iter().filter(|it| it.since.is_none_or(|since| since < horizon));
-        begun.map(|it| it.partition.clone()).collect()
-    }
-
-    pub(super) fn remove(&mut self, partition: &str) {
-        self.0.retain(|it| it.partition != partition);
-    }
+    (ranges.last_end_before(time), ranges.next_begin_after(time).or(next))
 }
 
 /// Quoted. A day is named by itself, everything else by both ends.
@@ -113,24 +67,26 @@ pub(super) fn partition_name(since: Option<Timestamp>, until: Option<Timestamp>)
 
 #[cfg(test)]
 mod tests {
+    use servers::partitions::Partition;
+
     use super::*;
 
     fn time(text: &str) -> Timestamp {
         text.parse().unwrap()
     }
 
-    fn fill(ranges: &mut Ranges, at: Timestamp, width: Width) -> String {
-        let (since, until) = ranges.gap(at, width);
+    fn fill(ranges: &mut Partitions, at: Timestamp, width: Width) -> String {
+        let (since, until) = gap(ranges, at, width);
         let partition = partition_name(since, until);
-        let range = Range { partition: partition.clone(), since, until };
-        *ranges = Ranges::new(ranges.0.iter().cloned().chain([range]));
+        let range = Partition { name: partition.clone(), since, until };
+        *ranges = Partitions::new(ranges.all().iter().cloned().chain([range]));
         assert!(ranges.have(at), "{at}");
         partition
     }
 
     #[test]
     fn a_gap_is_filled_whole() {
-        let mut ranges = Ranges::default();
+        let mut ranges = Partitions::default();
         for (at, width, partition) in [
             ("2026-07-09T12:00:00Z", Width::Day, "\"inbox_messages_20260709\""),
             ("2026-07-10T00:00:00Z", Width::Day, "\"inbox_messages_20260710\""),
@@ -147,7 +103,7 @@ mod tests {
     #[test]
     fn a_few_years_are_few_partitions() {
         for (keep, most) in [(None, 70), (Some(Duration::from_hours(30 * 24)), 40)] {
-            let mut ranges = Ranges::default();
+            let mut ranges = Partitions::default();
             let mut now = time("2026-01-01T12:00:00Z");
             for day in 0..5 * 365 {
                 for ahead in -1..=3 {
@@ -161,13 +117,12 @@ mod tests {
                     fill(&mut ranges, named, Width::Day);
                 }
                 if let Some(keep) = keep {
-                    for partition in ranges.before(now - keep) {
-                        ranges.remove(&partition);
-                    }
+                    let kept = |it: &&Partition| it.until.is_none_or(|until| until > now - keep);
+                    ranges = Partitions::new(ranges.all().iter().filter(kept).cloned());
                 }
                 now += 24.hours();
             }
-            assert!(ranges.0.len() < most, "{}", ranges.0.len());
+            assert!(ranges.all().len() < most, "{}", ranges.all().len());
         }
     }
 }

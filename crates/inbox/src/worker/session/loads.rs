@@ -8,9 +8,9 @@ use futures_util::{StreamExt, stream};
 use tracing::warn;
 
 use crate::engine::{Load, Loaded};
-use crate::error::describe;
 use crate::message::Origin;
 use crate::nats::stored_message;
+use servers::describe;
 
 /// Messages asked for at a time for one of them.
 const READ_AHEAD: usize = 8;

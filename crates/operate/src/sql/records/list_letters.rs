@@ -1,6 +1,6 @@
 use inbox::access::{SAME, as_json};
 
-use crate::dead_letters::{FINGERPRINT, GROUPED_MAX, GROUPS_MAX};
+use crate::dead_letters::group_letters;
 
 /// Attempts after which an event deserves somebody's attention.
 const STUBBORN_OVER: i32 = 3;
@@ -56,17 +56,10 @@ pub(crate) fn count_letters(schema: &str) -> String {
 }
 
 /// By what their reasons have in common.
-pub(crate) fn group_letters(schema: &str) -> String {
-    let open = open(schema);
-    as_json(&format!(
-        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
-             min(dead_at) AS first, max(dead_at) AS last
-         FROM (SELECT d.reason, d.dead_at, coalesce(
-                   d.headers->'Aggregate-Type'->>0 || ':' || (d.headers->'Aggregate-Id'->>0),
-                   d.message_id::text) AS aggregate
-               {open} ORDER BY d.dead_at DESC LIMIT {GROUPED_MAX}) newest
-         GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
-    ))
+pub(crate) fn group_open_letters(schema: &str) -> String {
+    let aggregate = "coalesce(d.headers->'Aggregate-Type'->>0 || ':'
+        || (d.headers->'Aggregate-Id'->>0), d.message_id::text)";
+    as_json(&group_letters(aggregate, &open(schema)))
 }
 
 /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.

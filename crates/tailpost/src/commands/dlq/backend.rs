@@ -86,7 +86,7 @@ impl Queue for Backend {
     async fn overview(&self, filter: &Filter, limit: u32) -> anyhow::Result<Overview<DeadLetter>> {
         match self {
             Self::Http(client) => client.get(&format!("{BASE}?{}", query(filter, limit))).await,
-            Self::Direct(dead_letters) => Ok(dead_letters.overview(filter, limit).await?),
+            Self::Direct(dead_letters) => Ok(dead_letters.overview(filter, None, limit).await?),
         }
     }
 

@@ -4,14 +4,21 @@ use std::ops::Range;
 
 /// The first `usual` seeds. `SEEDS=n` plays `n`, `FIRST_SEED=n` begins there, `REPLAY_SEED=n` plays only
 /// that one.
-pub(crate) fn seeds(usual: u64) -> Seeds {
+///
+/// # Panics
+///
+/// If one of them is no number.
+#[must_use]
+pub fn seeds(usual: u64) -> Seeds {
     let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().expect("a number"));
     let first = given("FIRST_SEED").unwrap_or(0);
     let all = first..first + given("SEEDS").unwrap_or(usual);
     Seeds { left: given("REPLAY_SEED").map_or(all, |seed| seed..seed + 1) }
 }
 
-pub(crate) struct Seeds {
+/// Seeds of schedules; says which one failed.
+#[derive(Debug)]
+pub struct Seeds {
     left: Range<u64>,
 }
 
