@@ -22,7 +22,14 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_messages (
     stream            TEXT,
     stream_seq        BIGINT,
     outcome           TEXT,
-    PRIMARY KEY (consumer, message_id, event_time)
+    PRIMARY KEY (consumer, message_id, event_time),
+    -- A claim that was given back has an end, which is over, and no token any more.
+    CONSTRAINT inbox_claimed_until CHECK ((status = 'PROCESSING') = (expires_at IS NOT NULL)),
+    CONSTRAINT inbox_claimed_by CHECK (status = 'PROCESSING' OR lease_token IS NULL),
+    CONSTRAINT inbox_processed_when CHECK ((status = 'PROCESSED') = (processed_at IS NOT NULL)),
+    CONSTRAINT inbox_tried_again CHECK (status = 'FAILED' OR next_attempt_at IS NULL),
+    CONSTRAINT inbox_attempts_end CHECK (finished_attempts BETWEEN 0 AND attempts),
+    CONSTRAINT inbox_place CHECK ((stream IS NULL) = (stream_seq IS NULL))
 ) PARTITION BY RANGE (event_time);
 
 CREATE INDEX IF NOT EXISTS idx_inbox_unprocessed ON {schema}.inbox_messages (consumer, event_time)
@@ -66,7 +73,8 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_retention (
     partitions_dropped BIGINT NOT NULL DEFAULT 0,
     decisions_deleted  BIGINT NOT NULL DEFAULT 0,
     failed_at          TIMESTAMPTZ,
-    failure            TEXT
+    failure            TEXT,
+    CONSTRAINT inbox_retention_failed CHECK ((failed_at IS NULL) = (failure IS NULL))
 );
 
 COMMENT ON COLUMN {schema}.inbox_retention.failure IS 'why the latest pass failed; null if it did not';
@@ -132,7 +140,9 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_rewinds (
     removed_to        BIGINT NOT NULL,
     removed           BIGINT NOT NULL DEFAULT 0,
     ended_at          TIMESTAMPTZ,
-    outcome           TEXT
+    outcome           TEXT,
+    CONSTRAINT inbox_rewinds_begun CHECK ((begun_at IS NULL) = (reset_seq IS NULL)),
+    CONSTRAINT inbox_rewinds_ended CHECK ((ended_at IS NULL) = (outcome IS NULL))
 );
 
 CREATE UNIQUE INDEX IF NOT EXISTS idx_inbox_rewinds_pending ON {schema}.inbox_rewinds (consumer)
@@ -151,7 +161,9 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_controls (
     paused_at        TIMESTAMPTZ,
     paused_by        TEXT,
     reason           TEXT,
-    breaker_closings BIGINT NOT NULL DEFAULT 0
+    breaker_closings BIGINT NOT NULL DEFAULT 0,
+    CONSTRAINT inbox_controls_paused CHECK ((paused_at IS NULL) = (paused_by IS NULL)),
+    CONSTRAINT inbox_controls_reason CHECK (paused_at IS NOT NULL OR reason IS NULL)
 );
 
 CREATE TABLE IF NOT EXISTS {schema}.inbox_control_audit (

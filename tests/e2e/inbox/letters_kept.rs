@@ -105,7 +105,7 @@ async fn an_event_that_left_the_stream_before_its_retry_becomes_a_dead_letter() 
     worker.kill9().await;
     inbox.env.stream().await.purge().await.expect("purge the stream");
     let long_ago = "UPDATE inbox_messages SET status = 'FAILED', lease_token = NULL,
-        next_attempt_at = now() - interval '1 hour', finished_attempts = attempts";
+        expires_at = NULL, next_attempt_at = now() - interval '1 hour', finished_attempts = attempts";
     inbox.env.execute(long_ago).await;
     let worker = inbox.worker();
     inbox.wait_count("inbox_dead_letter WHERE cause = 'gone' AND reason <> ''", 1).await;
@@ -187,7 +187,8 @@ async fn an_event_to_the_nanosecond_is_found_again_for_its_retry() {
     client.publish("$JS.ACK.OUTBOX.worker.1.1.1.0.0", "+ACK".into()).await.expect("publish");
     client.flush().await.expect("NATS takes it");
     inbox.wait_acked().await;
-    let long_ago = "UPDATE inbox_messages SET next_attempt_at = now() - interval '1 hour'";
+    let long_ago = "UPDATE inbox_messages SET next_attempt_at = now() - interval '1 hour'
+        WHERE status = 'FAILED'";
     inbox.env.execute(long_ago).await;
     let worker = inbox.worker();
     inbox.wait_count("effects", 1).await;

@@ -13,9 +13,11 @@ const DAY: Duration = Duration::from_hours(24);
 /// A record of an event that happened so many days ago.
 fn record(id: Uuid, days: u32, status: &str) -> String {
     format!(
-        "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, status, attempts)
+        "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, status, attempts,
+             processed_at, expires_at)
          VALUES ('worker', '{id}', date_trunc('day', now()) - interval '{days} days', 's',
-             '{status}', 1);"
+             '{status}', 1, CASE '{status}' WHEN 'PROCESSED' THEN now() END,
+             CASE '{status}' WHEN 'PROCESSING' THEN now() END);"
     )
 }
 
@@ -81,8 +83,9 @@ async fn records_go_when_nothing_needs_them() {
                    SELECT now() - interval '100 days', 'discard', 'ada', 'worker', message_id,
                        event_time FROM inbox_messages";
         script += "; INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again,
-                       requested_by, removed_to, ended_at)
-                   SELECT 'worker', 'OUTBOX', 1, 2, false, 'ada', 0, at FROM unnest(ARRAY[
+                       requested_by, removed_to, ended_at, outcome)
+                   SELECT 'worker', 'OUTBOX', 1, 2, false, 'ada', 0, at,
+                       CASE WHEN at IS NOT NULL THEN 'rewound' END FROM unnest(ARRAY[
                        now() - interval '91 days', now() - interval '89 days', NULL]) AS at";
         env.execute(&script).await;
         let mut client = env.client().await;

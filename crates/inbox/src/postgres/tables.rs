@@ -200,6 +200,8 @@ const LOOKING: &str = "look at the tables of the inbox";
 
 #[cfg(test)]
 mod tests {
+    use lab::{Postgres, PostgresOptions};
+
     use super::*;
 
     #[test]
@@ -230,5 +232,39 @@ mod tests {
         let script = render_tables("app");
         assert!(!script.contains('{'), "{script}");
         assert!(script.contains("PARTITION BY RANGE (event_time)"), "{script}");
+    }
+
+    /// What cannot be, by the table's own word, whoever writes it.
+    #[tokio::test]
+    async fn the_tables_refuse_what_contradicts_itself() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        create_tables(&mut client, "public").await.expect("make the tables");
+        let sound = "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, status,
+                         attempts) VALUES ('c', gen_random_uuid(), now(), 's', 'REJECTED', 1);
+                     INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again,
+                         requested_by, removed_to) VALUES ('c', 's', 1, 2, false, 'ada', 0);
+                     INSERT INTO inbox_controls (consumer) VALUES ('c')";
+        client.batch_execute(sound).await.expect("nothing contradicts itself");
+        for (constraint, change) in [
+            ("inbox_claimed_until", "inbox_messages SET status = 'PROCESSING'"),
+            ("inbox_claimed_until", "inbox_messages SET expires_at = now()"),
+            ("inbox_claimed_by", "inbox_messages SET lease_token = gen_random_uuid()"),
+            ("inbox_processed_when", "inbox_messages SET status = 'PROCESSED'"),
+            ("inbox_processed_when", "inbox_messages SET processed_at = now()"),
+            ("inbox_tried_again", "inbox_messages SET next_attempt_at = now()"),
+            ("inbox_attempts_end", "inbox_messages SET finished_attempts = 2"),
+            ("inbox_place", "inbox_messages SET stream_seq = 1"),
+            ("inbox_retention_failed", "inbox_retention SET failed_at = now()"),
+            ("inbox_rewinds_begun", "inbox_rewinds SET begun_at = now()"),
+            ("inbox_rewinds_ended", "inbox_rewinds SET outcome = 'rewound'"),
+            ("inbox_controls_paused", "inbox_controls SET paused_by = 'ada'"),
+            ("inbox_controls_reason", "inbox_controls SET reason = 'a repair'"),
+        ] {
+            let refused = client.execute(&format!("UPDATE {change}"), &[]).await;
+            let refused = refused.expect_err(change);
+            let refused = refused.as_db_error().and_then(|it| it.constraint());
+            assert_eq!(refused, Some(constraint), "{change}");
+        }
     }
 }

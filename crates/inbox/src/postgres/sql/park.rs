@@ -39,7 +39,7 @@ fn dead_crashed(schema: &str, free: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_messages AS m
          SET status = 'DEAD', last_error = $10, lease_token = NULL,
-             expires_at = NULL
+             expires_at = NULL, next_attempt_at = NULL
          FROM unnest($2, $3) AS i (message_id, event_time)
          WHERE m.consumer = $1 AND m.message_id = i.message_id
              AND m.event_time = i.event_time AND {free}
