@@ -45,24 +45,20 @@ pub(crate) async fn retire(config: &Config, slot: &str, client: &Client) -> Resu
             None => None,
         };
         slot::finish_epoch(former, &store, tail.as_ref(), &system_id, state).await?;
-        return forget(&store, slot).await;
-    }
-    await_visibility(&store).await?;
-    if store.count_unmarked(1).await? > 0 {
-        let Some(before) = &before else { return Err(renamed(slot)) };
-        let stream = &before.stream.name;
-        if stream_check::find(client, stream).await?.is_none() {
-            return Err(no_stream(slot, stream));
+    } else {
+        await_visibility(&store).await?;
+        if store.count_unmarked(1).await? > 0 {
+            let Some(before) = &before else { return Err(renamed(slot)) };
+            let stream = &before.stream.name;
+            if stream_check::find(client, stream).await?.is_none() {
+                return Err(no_stream(slot, stream));
+            }
+            let tail = TailReader::new(client, stream).await?;
+            if let Some(state) = &state {
+                slot::finish_epoch(before, &store, Some(&tail), &system_id, state).await?;
+            }
         }
-        let tail = TailReader::new(client, stream).await?;
-        if let Some(state) = state {
-            slot::finish_epoch(before, &store, Some(&tail), &system_id, &state).await?;
-        }
     }
-    forget(&store, slot).await
-}
-
-async fn forget(store: &Store, slot: &str) -> Result<(), Error> {
     store.forget_slot(slot).await?;
     store.unlock_slot(slot).await
 }
