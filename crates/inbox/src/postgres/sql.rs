@@ -10,6 +10,8 @@ pub(crate) mod park;
 pub(crate) mod renew;
 pub(crate) mod requeued;
 pub mod rewind_records;
+#[cfg(test)]
+mod tests;
 
 pub use self::control::find_controls;
 

@@ -6,6 +6,8 @@ pub(crate) mod decide_letters;
 pub(crate) mod list_letters;
 pub(crate) mod look_up_records;
 pub(crate) mod plan_rewinds;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

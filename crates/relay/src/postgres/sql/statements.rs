@@ -96,3 +96,32 @@ impl Statements {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::mark::park;
+    use super::*;
+
+    #[test]
+    fn statements_are_written_down() {
+        let config = crate::config::tests::config();
+        let it = Statements::new(&config);
+        let park = park(&config.table, tokio_postgres::types::Type::JSONB.oid());
+        let statements = [
+            ("mark rows", &it.mark),
+            ("mark rows of the last day", &it.mark_lately),
+            ("mark rows that the stream may lack", &it.mark_on_trust),
+            ("mark rows that are not locked", &it.mark_free),
+            ("the same, of those that the stream may lack", &it.trust_free),
+            ("watermark", &it.watermark),
+            ("unmarked rows", &it.unmarked),
+            ("unmarked rows since the last sweep", &it.unmarked_since),
+            ("sweep dead letters", &it.sweep_dead),
+            ("what is published to", &it.published_to),
+            ("note the end of the stream", &it.note_stream_end),
+            ("park an event", &park),
+        ];
+        let about = "What a relay runs again and again on the outbox, with the default settings.";
+        lab::check_statements("crates/relay/src/postgres/sql/statements.sql", about, &statements);
+    }
+}

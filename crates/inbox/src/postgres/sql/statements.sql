@@ -1,0 +1,358 @@
+-- What a worker runs on the tables of the inbox.
+-- A test writes this: UPDATE_PAGES=1 cargo test statements_are_written_down
+
+-- mark a connection
+SELECT pg_advisory_lock_shared(hashtextextended($1::text, 1));
+
+-- end connections
+SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+WHERE locktype = 'advisory' AND objsubid = 1 AND pid <> pg_backend_pid()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (classid::bigint << 32 | objid::bigint) = hashtextextended($1::text, 1);
+
+-- find the role
+SELECT token, owner, expires_at <= clock_timestamp()
+    OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)), unended
+FROM public.inbox_roles WHERE consumer = $1;
+
+-- take the role
+INSERT INTO public.inbox_roles AS r (consumer, token, owner, expires_at)
+VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+ON CONFLICT (consumer) DO UPDATE SET token = EXCLUDED.token, owner = EXCLUDED.owner,
+    acquired_at = clock_timestamp(), expires_at = EXCLUDED.expires_at,
+    state = NULL, breaker = NULL, reason = NULL, next_probe_at = NULL,
+    unended = array_append(array_remove(r.unended, r.owner), r.owner)
+WHERE r.token = $5;
+
+-- renew the role
+UPDATE public.inbox_roles SET expires_at = clock_timestamp() + make_interval(secs => $3),
+    state = $4, breaker = $5, reason = $6, next_probe_at = $7, unended = '{}',
+    handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $8 THEN $9 ELSE handled_to END
+WHERE consumer = $1 AND token = $2 RETURNING (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+
+-- release the role
+UPDATE public.inbox_roles SET expires_at = '-infinity', handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3 THEN $4 ELSE handled_to END
+WHERE consumer = $1 AND token = $2;
+
+-- find what is handled
+SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
+    THEN handled_to END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
+FROM public.inbox_roles WHERE consumer = $1;
+
+-- write down what is handled
+UPDATE public.inbox_roles
+SET handled_stream = $2, handled_created = $3, handled_to = $4
+WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $6 RETURNING handled_to;
+
+-- first that is not handled
+SELECT min(i.seq)
+FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
+WHERE i.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention)
+    AND NOT EXISTS (SELECT FROM public.inbox_messages AS m
+        WHERE m.consumer = $1 AND m.message_id = i.message_id
+            AND m.event_time = i.event_time
+            AND m.status || '' IN ('PROCESSED', 'DEAD', 'REJECTED'))
+    AND NOT EXISTS (SELECT FROM public.inbox_dead_letter AS d
+        WHERE d.consumer = $1 AND d.message_id = i.message_id);
+
+-- last in its place
+SELECT max(m.stream_seq)
+FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
+JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
+    AND m.event_time = i.event_time AND m.stream_seq = i.seq;
+
+-- record new events
+INSERT INTO public.inbox_messages (consumer, message_id, event_time, subject, stream,
+    stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
+SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSED', 1, 1,
+    clock_timestamp(), $7
+FROM unnest($2, $3, $4::text[], $5::bigint[])
+    AS i (message_id, event_time, subject, stream_seq)
+WHERE EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $8::uuid) AND event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention)
+ORDER BY message_id -- so that two workers cannot wait for each other
+ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+RETURNING message_id;
+
+-- note outcomes
+UPDATE public.inbox_messages AS m
+SET outcome = i.outcome
+FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
+WHERE m.consumer = $1 AND m.message_id = i.message_id
+    AND m.event_time = i.event_time AND m.status = 'PROCESSED';
+
+-- claim events
+WITH input AS (
+    SELECT * FROM unnest($2, $3, $4::text[], $5::bigint[])
+        WITH ORDINALITY AS i (message_id, event_time, subject, stream_seq, place)
+), claimed AS (
+    INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject, stream,
+        stream_seq, status, attempts, lease_owner, lease_token, claimed_at, expires_at)
+    SELECT $1, message_id, event_time, subject, $6, stream_seq, 'PROCESSING', 1,
+        $7, $8::uuid, clock_timestamp(), clock_timestamp() + make_interval(secs => $9)
+    FROM input
+    WHERE EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $10::uuid) AND (event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention) OR EXISTS (SELECT FROM public.inbox_messages AS r
+        WHERE r.consumer = $1 AND r.message_id = input.message_id
+            AND r.event_time = input.event_time))
+    ORDER BY message_id
+    ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
+        status = 'PROCESSING', attempts = m.attempts + 1,
+        lease_owner = EXCLUDED.lease_owner, lease_token = EXCLUDED.lease_token,
+        claimed_at = EXCLUDED.claimed_at, expires_at = EXCLUDED.expires_at,
+        next_attempt_at = NULL
+    WHERE m.status IN ('PROCESSING', 'FAILED')
+        AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
+        AND m.attempts - m.finished_attempts < 3
+    RETURNING m.message_id, m.attempts, m.finished_attempts
+)
+SELECT
+    CASE
+        WHEN claimed.message_id IS NOT NULL THEN 'claimed'
+        WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'resolved'
+        WHEN NOT m.status IN ('PROCESSING', 'FAILED') THEN 'leased'
+        WHEN m.attempts - m.finished_attempts >= 3 THEN 'crashed'
+        WHEN m.next_attempt_at > clock_timestamp() THEN 'early'
+        WHEN m.message_id IS NULL AND NOT input.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention) THEN 'forgotten'
+        ELSE 'contended'
+    END,
+    coalesce(claimed.attempts, m.attempts, 0),
+    coalesce(claimed.attempts - claimed.finished_attempts,
+        m.attempts - m.finished_attempts, 0),
+    coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
+        ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8
+FROM input
+LEFT JOIN claimed USING (message_id)
+LEFT JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = input.message_id
+    AND m.event_time = input.event_time
+ORDER BY place;
+
+-- extend leases
+UPDATE public.inbox_messages AS m
+     SET expires_at = clock_timestamp() + make_interval(secs => $5)
+     FROM unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
+
+-- complete claims
+UPDATE public.inbox_messages AS m
+     SET status = 'PROCESSED', processed_at = clock_timestamp(), outcome = i.outcome, finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
+     FROM unnest($2, $3, $4::uuid[], $5::text[])
+         AS i (message_id, event_time, token, outcome)
+     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
+
+-- fail claims
+UPDATE public.inbox_messages AS m
+     SET status = 'FAILED', last_error = i.reason,
+         next_attempt_at = clock_timestamp() + make_interval(secs => i.delay), finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
+     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::float8[])
+         AS i (message_id, event_time, token, reason, delay)
+     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
+
+-- release claims
+UPDATE public.inbox_messages AS m
+     SET attempts = m.attempts - 1, lease_token = NULL,
+         expires_at = clock_timestamp()
+     FROM unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING';
+
+-- park a claimed event
+WITH dead AS (UPDATE public.inbox_messages AS m
+     SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
+     FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts)
+     INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+         subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+         stream_created_at)
+     SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+         dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+     FROM dead
+     ON CONFLICT (consumer, message_id) DO UPDATE SET
+         event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+         stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+         stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+         raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+         attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+         dead_at = EXCLUDED.dead_at
+     RETURNING letter.message_id;
+
+-- park after crashes
+WITH dead AS (UPDATE public.inbox_messages AS m
+SET status = 'DEAD', last_error = $10, lease_token = NULL,
+    expires_at = NULL, next_attempt_at = NULL
+FROM unnest($2, $3) AS i (message_id, event_time)
+WHERE m.consumer = $1 AND m.message_id = i.message_id
+    AND m.event_time = i.event_time AND m.status IN ('PROCESSING', 'FAILED')
+    AND m.attempts - m.finished_attempts >= 3
+    AND $11::uuid IS NULL
+RETURNING m.attempts)
+INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+    subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+    stream_created_at)
+SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+    dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+FROM dead
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+    stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+    stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+    raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+    attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+    dead_at = EXCLUDED.dead_at
+RETURNING letter.message_id;
+
+-- park a new event
+WITH dead AS (INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject,
+    stream, stream_seq, status, last_error)
+SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+FROM unnest($2, $3) AS i (message_id, event_time)
+WHERE $11::uuid IS NULL
+ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+RETURNING m.attempts)
+INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+    subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+    stream_created_at)
+SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+    dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+FROM dead
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+    stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+    stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+    raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+    attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+    dead_at = EXCLUDED.dead_at
+RETURNING letter.message_id;
+
+-- park what is forgotten
+WITH dead AS (SELECT 0 AS attempts WHERE $11::uuid IS NULL)
+INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+    subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+    stream_created_at)
+SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+    dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+FROM dead
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+    stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+    stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+    raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+    attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+    dead_at = EXCLUDED.dead_at
+RETURNING letter.message_id;
+
+-- park anyhow
+WITH dead AS (INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject,
+    stream, stream_seq, status, last_error)
+SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
+FROM unnest($2, $3) AS i (message_id, event_time)
+WHERE $11::uuid IS NULL
+ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
+    next_attempt_at = NULL WHERE m.status IN ('PROCESSING', 'FAILED')
+RETURNING m.attempts)
+INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+    subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+    stream_created_at)
+SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+    dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+FROM dead
+ON CONFLICT (consumer, message_id) DO UPDATE SET
+    event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+    stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+    stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+    raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+    attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+    dead_at = EXCLUDED.dead_at
+RETURNING letter.message_id;
+
+-- find letters that are due
+WITH due AS (
+         SELECT d.message_id, d.stream_seq, row_number() OVER (
+             PARTITION BY d.headers->'Aggregate-Type', d.headers->'Aggregate-Id'
+             ORDER BY d.stream_created_at NULLS FIRST, d.stream_seq) AS turn
+         FROM public.inbox_dead_letter d JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+         WHERE d.consumer = $1 AND d.stream = $2 AND (
+             m.status = 'FAILED' AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
+             OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())
+     )
+     SELECT message_id, stream_seq, turn FROM due
+     ORDER BY turn, stream_seq <= $4, stream_seq LIMIT $3;
+
+-- find a letter
+SELECT * FROM public.inbox_dead_letter WHERE consumer = $1 AND message_id = $2;
+
+-- find events that nobody has
+SELECT m.message_id, m.event_time, m.subject, m.stream_seq FROM public.inbox_messages m
+     WHERE m.consumer = $1 AND m.stream = $2 AND m.stream_seq IS NOT NULL
+         AND (m.status = 'FAILED' AND m.next_attempt_at < clock_timestamp() - make_interval(secs => $3::float8)
+             OR m.status = 'PROCESSING' AND m.expires_at < clock_timestamp() - make_interval(secs => $3::float8))
+         AND (m.event_time, m.message_id) > ($4::timestamptz, $5::uuid)
+         AND NOT EXISTS (SELECT FROM public.inbox_dead_letter d WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time)
+     ORDER BY m.event_time, m.message_id LIMIT $6;
+
+-- sweep letters
+DELETE FROM public.inbox_dead_letter d USING public.inbox_messages m
+     WHERE d.consumer = $1 AND m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time AND m.status IN ('PROCESSED', 'REJECTED');
+
+-- find what is wanted
+SELECT consumer, paused_at, paused_by, reason, breaker_closings
+FROM public.inbox_controls WHERE consumer = $1;
+
+-- find a rewind
+WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
+until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL AND has_table_privilege('public.inbox_rewinds', 'UPDATE')) SELECT to_json(it) FROM it;
+
+-- request a rewind
+WITH it AS (INSERT INTO public.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
+         requested_by, reason, removed_to)
+     VALUES ($1, $2, $3, $4::bigint, $5, $6, session_user || ' (' || $7::text || ')', $8,
+         $4::bigint - 1)
+     ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
+     RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
+until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+ended_at, outcome) SELECT to_json(it) FROM it;
+
+-- begin a rewind
+UPDATE public.inbox_rewinds SET begun_at = coalesce(begun_at, clock_timestamp()),
+    reset_seq = coalesce(least(reset_seq, $3::bigint), 1)
+WHERE id = $2 AND ended_at IS NULL AND EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $4::uuid) RETURNING reset_seq;
+
+-- remove records
+WITH rewind AS MATERIALIZED (
+    SELECT id, requested_by, reason FROM public.inbox_rewinds
+    WHERE id = $4 AND ended_at IS NULL AND removed_to = $5 AND EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $7::uuid)
+    FOR UPDATE
+), done AS (
+    DELETE FROM public.inbox_messages AS m
+    USING unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time), rewind
+    WHERE m.consumer = $1 AND m.message_id = i.message_id
+        AND m.event_time = i.event_time AND m.status || '' = 'PROCESSED'
+        AND m.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention)
+    RETURNING m.*
+), noted AS (
+    INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+        event_time, subject, stream, stream_seq, attempts)
+    SELECT 'rewind', rewind.requested_by, rewind.reason, consumer, message_id,
+        event_time, subject, stream, stream_seq, attempts
+    FROM done, rewind
+)
+UPDATE public.inbox_rewinds AS r
+SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)
+FROM rewind WHERE r.id = rewind.id RETURNING r.removed;
+
+-- end a rewind
+UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = $2
+WHERE id = $1 AND ended_at IS NULL RETURNING id;

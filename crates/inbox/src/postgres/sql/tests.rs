@@ -1,0 +1,42 @@
+use super::*;
+
+#[test]
+fn statements_are_written_down() {
+    let schema = "public";
+    let statements = [
+        ("mark a connection", hold_role::MARK_CONNECTION.to_owned()),
+        ("end connections", hold_role::END_CONNECTIONS.to_owned()),
+        ("find the role", hold_role::find_role(schema)),
+        ("take the role", hold_role::take_role(schema)),
+        ("renew the role", hold_role::renew_role(schema)),
+        ("release the role", hold_role::release_role(schema)),
+        ("find what is handled", handled::find_handled(schema)),
+        ("write down what is handled", handled::write_handled(schema)),
+        ("first that is not handled", handled::first_unhandled(schema)),
+        ("last in its place", handled::last_in_place(schema)),
+        ("record new events", claim::record_new_events(schema)),
+        ("note outcomes", complete::note_outcomes(schema)),
+        ("claim events", claim::claim_events(schema, UNRESOLVED)),
+        ("extend leases", renew::extend_leases(schema)),
+        ("complete claims", complete::complete_claims(schema)),
+        ("fail claims", complete::fail_claims(schema)),
+        ("release claims", renew::release_claims(schema)),
+        ("park a claimed event", park::park_claimed(schema)),
+        ("park after crashes", park::park_crashed(schema, UNRESOLVED)),
+        ("park a new event", park::park_new(schema)),
+        ("park what is forgotten", park::park_forgotten(schema)),
+        ("park anyhow", park::park_anyhow(schema, UNRESOLVED)),
+        ("find letters that are due", requeued::find_due(schema)),
+        ("find a letter", requeued::find_letter(schema)),
+        ("find events that nobody has", requeued::find_orphans(schema)),
+        ("sweep letters", requeued::sweep_letters(schema)),
+        ("find what is wanted", control::find_control(schema)),
+        ("find a rewind", rewind_records::find_mine(schema)),
+        ("request a rewind", rewind_records::request(schema)),
+        ("begin a rewind", rewind_records::begin(schema)),
+        ("remove records", rewind_records::remove(schema)),
+        ("end a rewind", rewind_records::end(schema)),
+    ];
+    let about = "What a worker runs on the tables of the inbox.";
+    lab::check_statements("crates/inbox/src/postgres/sql/statements.sql", about, &statements);
+}

@@ -1,0 +1,323 @@
+-- What operators run on the tables of the inbox.
+-- A test writes this: UPDATE_PAGES=1 cargo test statements_are_written_down
+
+-- list letters
+SELECT d.consumer, d.message_id, d.event_time, d.subject, d.stream, d.stream_seq,
+d.attempts, d.cause, d.reason, d.dead_at, octet_length(d.payload) AS payload_bytes,
+extract(epoch FROM clock_timestamp() - d.dead_at)::float8 AS age_seconds,
+coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued,
+m.status IS NOT NULL AS recorded, d.headers->'Aggregate-Type'->>0 AS aggregate_type,
+d.headers->'Aggregate-Id'->>0 AS aggregate_id, d.headers->'Event-Type'->>0 AS event_type,
+coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+     WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')
+         AND ($9::timestamptz IS NULL
+             OR (d.dead_at, d.message_id, d.consumer) < ($9, $10, $11))
+     ORDER BY d.dead_at DESC, d.message_id DESC, d.consumer DESC LIMIT $8;
+
+-- list letters whole
+SELECT d.consumer, d.message_id, d.event_time, d.subject, d.stream, d.stream_seq,
+d.attempts, d.cause, d.reason, d.dead_at, octet_length(d.payload) AS payload_bytes,
+extract(epoch FROM clock_timestamp() - d.dead_at)::float8 AS age_seconds,
+coalesce(m.status IN ('FAILED', 'PROCESSING'), FALSE) AS requeued,
+m.status IS NOT NULL AS recorded, d.headers->'Aggregate-Type'->>0 AS aggregate_type,
+d.headers->'Aggregate-Id'->>0 AS aggregate_id, d.headers->'Event-Type'->>0 AS event_type,
+coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped, d.headers, d.payload FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+     WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') ORDER BY d.dead_at, d.message_id LIMIT $8;
+
+-- count letters
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+     WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING');
+
+-- group letters
+WITH it AS (SELECT regexp_replace(regexp_replace(reason,
+'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g') AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
+         min(dead_at) AS first, max(dead_at) AS last
+     FROM (SELECT reason, dead_at, coalesce(d.headers->'Aggregate-Type'->>0 || ':'
+    || (d.headers->'Aggregate-Id'->>0), d.message_id::text) AS aggregate
+           FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+     WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') ORDER BY dead_at DESC LIMIT 10000) newest
+     GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20) SELECT to_json(it) FROM it;
+
+-- page letters
+SELECT d.dead_at, d.message_id, d.consumer FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+     WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') AND d.dead_at <= $8
+         AND (d.dead_at, d.message_id, d.consumer) > ($9, $10, $11)
+     ORDER BY d.dead_at, d.message_id, d.consumer LIMIT $12;
+
+-- list decisions
+WITH it AS (SELECT message_id, consumer, decided_at AS at, decision AS action, decided_by AS actor,
+    reason AS why, failure AS reason, FALSE AS payload_replaced
+FROM public.inbox_decisions WHERE message_id = ANY($1) ORDER BY id) SELECT to_json(it) FROM it;
+
+-- list backlogs
+WITH it AS (WITH begun AS (
+         SELECT consumer,
+             count(*) FILTER (WHERE status = 'PROCESSING') AS processing,
+             count(*) FILTER (WHERE status = 'FAILED') AS failed,
+             count(*) FILTER (WHERE attempts > 3) AS stubborn,
+             extract(epoch FROM clock_timestamp() - min(event_time))::float8 AS oldest_seconds,
+             (array_agg(last_error ORDER BY claimed_at DESC NULLS LAST)
+                 FILTER (WHERE status = 'FAILED'))[1] AS last_error
+         FROM public.inbox_messages WHERE status IN ('PROCESSING', 'FAILED') GROUP BY consumer
+     ), dead AS (
+         SELECT d.consumer, count(*) AS dead,
+             extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 AS oldest_dead_letter_seconds
+         FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time
+         WHERE coalesce(m.status, 'DEAD') = 'DEAD' GROUP BY d.consumer
+     )
+     SELECT consumer, coalesce(processing, 0) AS processing, coalesce(failed, 0) AS failed,
+         coalesce(stubborn, 0) AS stubborn, coalesce(dead, 0) AS dead, oldest_seconds,
+         oldest_dead_letter_seconds, last_error
+     FROM begun FULL JOIN dead USING (consumer) ORDER BY consumer) SELECT to_json(it) FROM it;
+
+-- requeue letters
+WITH done AS (
+         UPDATE public.inbox_messages m SET status = 'FAILED', attempts = 0, finished_attempts = 0,
+             next_attempt_at = clock_timestamp(), lease_token = NULL, expires_at = NULL
+         FROM public.inbox_dead_letter d
+         WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD' AND d.cause NOT IN ('unreadable', 'forgotten', 'gone')
+         RETURNING d.*
+     ), noted AS (
+         INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, cause, failure)
+         SELECT 'requeue', session_user || ' (' || $8::text || ')', $9::text, consumer,
+             message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+         FROM done
+     )
+     SELECT consumer, message_id FROM done;
+
+-- reject letters
+WITH closed AS (
+         UPDATE public.inbox_messages m SET status = 'REJECTED', outcome = 'reject'
+         FROM public.inbox_dead_letter d
+         WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD'
+         RETURNING m.consumer, m.message_id
+     ), done AS (
+         DELETE FROM public.inbox_dead_letter d
+         WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND (
+             EXISTS (SELECT FROM closed s
+                     WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
+             OR NOT EXISTS (SELECT FROM public.inbox_messages m WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time))
+         RETURNING d.*
+     ), noted AS (
+         INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, cause, failure)
+         SELECT 'reject', session_user || ' (' || $8::text || ')', $9::text, consumer,
+             message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+         FROM done
+     )
+     SELECT consumer, message_id FROM done;
+
+-- discard letters
+WITH closed AS (
+         UPDATE public.inbox_messages m SET status = 'DEAD', outcome = 'discard'
+         FROM public.inbox_dead_letter d
+         WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD'
+         RETURNING m.consumer, m.message_id
+     ), done AS (
+         DELETE FROM public.inbox_dead_letter d
+         WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND (
+             EXISTS (SELECT FROM closed s
+                     WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
+             OR NOT EXISTS (SELECT FROM public.inbox_messages m WHERE m.consumer = d.consumer AND m.message_id = d.message_id
+AND m.event_time = d.event_time))
+         RETURNING d.*
+     ), noted AS (
+         INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, cause, failure)
+         SELECT 'discard', session_user || ' (' || $8::text || ')', $9::text, consumer,
+             message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+         FROM done
+     )
+     SELECT consumer, message_id FROM done;
+
+-- mark processed
+WITH marked AS (
+    INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject, status,
+        processed_at, outcome)
+    VALUES ($1::text, $2::uuid, $3::timestamptz, '', 'PROCESSED', clock_timestamp(),
+        'marked_processed')
+    ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
+        status = 'PROCESSED', processed_at = clock_timestamp(),
+        outcome = 'marked_processed', lease_token = NULL, expires_at = NULL,
+        next_attempt_at = NULL
+    WHERE m.status IN ('FAILED', 'DEAD', 'REJECTED')
+        OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp()
+    RETURNING m.*
+), letter AS (
+    DELETE FROM public.inbox_dead_letter d USING marked
+    WHERE d.consumer = $1 AND d.message_id = $2
+    RETURNING d.cause, d.reason
+), noted AS (
+    INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+        event_time, subject, stream, stream_seq, attempts, cause, failure)
+    SELECT 'mark_processed', session_user || ' (' || $4::text || ')', $5::text, $1, $2,
+        event_time, subject, stream, stream_seq, attempts, letter.cause,
+        coalesce(letter.reason, last_error)
+    FROM marked LEFT JOIN letter ON TRUE
+)
+SELECT CASE
+    WHEN EXISTS (SELECT FROM marked) THEN 'marked'
+    WHEN EXISTS (SELECT FROM public.inbox_messages WHERE consumer = $1 AND message_id = $2
+        AND event_time = $3 AND status = 'PROCESSED') THEN 'processed'
+    ELSE 'leased'
+END;
+
+-- look up events
+SELECT message_id, 'DEAD' AS status, attempts, cause || ': ' || reason AS error, 0 AS rank
+FROM public.inbox_dead_letter WHERE consumer = $1 AND message_id = ANY($2)
+UNION ALL
+SELECT message_id, status, attempts, last_error, CASE status WHEN 'PROCESSED' THEN 2 ELSE 1 END
+FROM public.inbox_messages WHERE consumer = $1 AND message_id = ANY($2)
+ORDER BY rank;
+
+-- explain: records
+WITH it AS (SELECT m.consumer, m.status, m.attempts, m.finished_attempts, m.received_at, m.claimed_at,
+    m.processed_at, m.next_attempt_at, m.lease_owner AS worker, m.outcome, m.last_error,
+    json_build_object('stream', m.stream, 'seq', m.stream_seq) AS place
+FROM public.inbox_roles r
+JOIN public.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
+ORDER BY m.consumer, m.event_time) SELECT to_json(it) FROM it;
+
+-- explain: letters
+WITH it AS (SELECT d.consumer, d.cause, d.reason, d.dead_at,
+    json_build_object('stream', d.stream, 'seq', d.stream_seq) AS place
+FROM public.inbox_roles r
+JOIN public.inbox_dead_letter d ON d.consumer = r.consumer AND d.message_id = $1
+ORDER BY d.consumer) SELECT to_json(it) FROM it;
+
+-- consumers
+SELECT consumer FROM public.inbox_roles ORDER BY consumer;
+
+-- pause a consumer
+WITH changed AS (INSERT INTO public.inbox_controls AS c (consumer, paused_at, paused_by, reason)
+VALUES ($1, clock_timestamp(), $2, $4)
+ON CONFLICT (consumer) DO UPDATE SET paused_at = EXCLUDED.paused_at,
+    paused_by = EXCLUDED.paused_by, reason = EXCLUDED.reason
+WHERE c.paused_at IS NULL
+RETURNING consumer)
+INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
+SELECT consumer, 'pause', session_user || ' (' || $2::text || ')', $3, $4 FROM changed
+RETURNING id;
+
+-- resume a consumer
+WITH changed AS (UPDATE public.inbox_controls SET paused_at = NULL, paused_by = NULL, reason = NULL
+WHERE consumer = $1 AND paused_at IS NOT NULL
+RETURNING consumer)
+INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
+SELECT consumer, 'resume', session_user || ' (' || $2::text || ')', $3, $4 FROM changed
+RETURNING id;
+
+-- close a breaker
+WITH changed AS (INSERT INTO public.inbox_controls AS c (consumer, breaker_closings) VALUES ($1, 1)
+ON CONFLICT (consumer) DO UPDATE SET breaker_closings = c.breaker_closings + 1
+RETURNING consumer)
+INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
+SELECT consumer, 'close_breaker', session_user || ' (' || $2::text || ')', $3, $4 FROM changed
+RETURNING id;
+
+-- list who wanted what
+WITH it AS (SELECT at, action, actor, via, why, FALSE AS payload_replaced
+FROM public.inbox_control_audit WHERE consumer = $1 ORDER BY id DESC LIMIT $2) SELECT to_json(it) FROM it;
+
+-- plan a rewind
+SELECT CASE
+    WHEN m.status = 'PROCESSED' AND i.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention) THEN 'processed'
+    WHEN m.status = 'PROCESSED' THEN 'kept'
+    WHEN m.status IN ('DEAD', 'REJECTED') THEN lower(m.status)
+    WHEN m.status IS NOT NULL THEN 'unfinished'
+    WHEN i.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
+    FROM public.inbox_retention) THEN 'new'
+    ELSE 'forgotten'
+END, count(*)
+FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
+LEFT JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
+    AND m.event_time = i.event_time
+GROUP BY 1;
+
+-- find the pending rewind
+WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
+until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL) SELECT to_json(it) FROM it;
+
+-- find a rewind
+WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
+until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+ended_at, outcome FROM public.inbox_rewinds WHERE id = $1) SELECT to_json(it) FROM it;
+
+-- cancel a rewind
+WITH it AS (UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+     WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
+until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+ended_at, outcome) SELECT to_json(it) FROM it;

@@ -1,0 +1,34 @@
+use super::*;
+
+#[test]
+fn statements_are_written_down() {
+    let schema = "public";
+    let close = |it| decide_letters::close_letters(schema, it);
+    let statements = [
+        ("list letters", list_letters::list_letters(schema)),
+        ("list letters whole", list_letters::list_originals(schema)),
+        ("count letters", list_letters::count_letters(schema)),
+        ("group letters", list_letters::group_open_letters(schema)),
+        ("page letters", list_letters::page_letters(schema)),
+        ("list decisions", list_letters::list_decisions(schema)),
+        ("list backlogs", list_letters::list_backlogs(schema)),
+        ("requeue letters", decide_letters::requeue_letters(schema)),
+        ("reject letters", close(["reject", "REJECTED"])),
+        ("discard letters", close(["discard", "DEAD"])),
+        ("mark processed", decide_letters::mark_processed(schema)),
+        ("look up events", look_up_records::look_up(schema)),
+        ("explain: records", look_up_records::records(schema)),
+        ("explain: letters", look_up_records::letters(schema)),
+        ("consumers", look_up_records::consumers(schema)),
+        ("pause a consumer", control_consumers::pause(schema)),
+        ("resume a consumer", control_consumers::resume(schema)),
+        ("close a breaker", control_consumers::close_breaker(schema)),
+        ("list who wanted what", control_consumers::list_entries(schema)),
+        ("plan a rewind", plan_rewinds::count_states(schema)),
+        ("find the pending rewind", plan_rewinds::find_pending(schema)),
+        ("find a rewind", plan_rewinds::find(schema)),
+        ("cancel a rewind", plan_rewinds::cancel(schema)),
+    ];
+    let about = "What operators run on the tables of the inbox.";
+    lab::check_statements("crates/operate/src/sql/records/statements.sql", about, &statements);
+}
