@@ -150,17 +150,21 @@ async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_agai
     comes_back("poll", false).await;
 }
 
+pub(crate) async fn others_publish(env: &TestEnv, messages: usize) {
+    let client = async_nats::connect(env.nats.url()).await.expect("connect");
+    let jetstream = async_nats::jetstream::new(client);
+    for _ in 0..messages {
+        let stored = jetstream.publish("outbox.others", "{}".into()).await.expect("send");
+        stored.await.expect("an acknowledgement");
+    }
+}
+
 /// The stream ends before what it has acknowledged, and further than it came back.
 async fn others_are_stored_in_between(mode: &str) {
     let (mut env, relay, copy) = published_beyond_a_copy(mode, 400).await;
     relay.kill9().await;
     copy.put_back(&mut env).await;
-    let client = async_nats::connect(env.nats.url()).await.expect("connect");
-    let jetstream = async_nats::jetstream::new(client);
-    for _ in 0..300 {
-        let stored = jetstream.publish("outbox.others", "{}".into()).await.expect("send");
-        stored.await.expect("an acknowledgement");
-    }
+    others_publish(&env, 300).await;
     let relay = env.relay();
     relay.announce("the stream has lost acknowledged messages");
     is_noticed(&env, 400).await;
@@ -193,6 +197,53 @@ async fn where_others_are_stored_in_the_places_of_lost_messages_rows_are_publish
 #[tokio::test(flavor = "multi_thread")]
 async fn in_poll_mode_rows_are_published_again_where_others_are_stored_in_their_places() {
     others_are_stored_in_between("poll").await;
+}
+
+/// The stream is not shorter than it was, and lacks what it has acknowledged.
+async fn grows_again(mode: &str, is_running: bool) {
+    let (mut env, relay, copy) = published_beyond_a_copy(mode, 100).await;
+    let relay = match is_running {
+        true => Some(relay),
+        false => {
+            relay.kill9().await;
+            None
+        }
+    };
+    if let Some(relay) = &relay {
+        relay.pause();
+    }
+    copy.put_back(&mut env).await;
+    others_publish(&env, 150).await;
+    let relay = relay.unwrap_or_else(|| env.relay());
+    relay.resume();
+    relay.announce(
+        "the stream has lost acknowledged messages, and others are stored in their places",
+    );
+    is_noticed(&env, 100).await;
+    env.insert_each(10).await;
+    assert_rows_are_stored(&env, 160).await;
+    let events = env.stored_ids().await.into_iter().filter(|id| !id.is_nil()).count();
+    assert_eq!(events, 160, "each once");
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lost_its_end_and_grew_again_gets_its_events_again() {
+    grows_again("fenced", false).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_lost_its_end_and_grew_again_under_a_session_gets_its_events_again() {
+    grows_again("keyed", true).await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_poll_mode_a_stream_that_grew_again_gets_its_events_again() {
+    for is_running in [false, true] {
+        grows_again("poll", is_running).await;
+    }
 }
 
 /// Such a row names no message: it may have one that is lost, or one that is there.

@@ -15,7 +15,7 @@ use support::{DEADLINE, Relay, TestEnv, until};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-use crate::gone_back::StoreCopy;
+use crate::gone_back::{StoreCopy, others_publish};
 use crate::inbox::database_gone_back::DatabaseCopy;
 
 const STEPS: usize = 8;
@@ -183,6 +183,11 @@ impl History {
                     eprintln!("  the stream is put back");
                     self.in_flight_came_first |= self.mode != "fenced" && self.relay.is_some();
                     copied.put_back(env).await;
+                    if self.random.random_bool(0.4) {
+                        let messages = self.random.random_range(1..400);
+                        eprintln!("  others publish {messages} messages");
+                        others_publish(env, messages).await;
+                    }
                 }
             },
             _ => match self.database.take() {

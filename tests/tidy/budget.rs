@@ -12,7 +12,7 @@ const LINES: [(&str, usize); 8] = [
     ("operate", 12998),
     ("outbox", 1907),
     ("pgoutput", 481),
-    ("relay", 18194),
+    ("relay", 18370),
     ("servers", 2340),
     ("tailpost", 12834),
 ];

@@ -40,6 +40,7 @@ mod claim_engine;
 mod confirming;
 mod decides;
 mod effect;
+mod last_event;
 mod liveness;
 mod marking;
 mod messages;
@@ -78,6 +79,7 @@ pub(crate) use self::effect::{
     ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Sees, Statement, SweepRange,
     Unmarked, Verdict,
 };
+pub(crate) use self::last_event::LastEvent;
 use self::liveness::{Liveness, Silence};
 pub(crate) use self::marking::{
     Batching, MARKS_AT_ONCE, MARKS_WAITING_MAX, Marking, MarkingStart, SWEEPER_STORED_MAX,

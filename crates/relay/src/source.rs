@@ -29,7 +29,8 @@ use crate::postgres::Opening;
 use crate::reporter::Reporter;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
-const STREAM_IS_SHORTER: &str = "the stream ends before what it has acknowledged, or was made anew";
+const STREAM_IS_SHORTER: &str =
+    "the stream ends before what it has acknowledged, or has others there, or was made anew";
 
 /// Why a session has ended in which nothing broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use outbox::Event;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::last_event::LastEvent;
 use super::tail_messages::Tail;
 use super::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
 use super::written_down::{Place, WrittenDown};
@@ -227,6 +228,12 @@ impl Resolved {
     pub(crate) fn somewhere(id: Uuid) -> Self {
         let (origin, commit_lsn) = (Origin::Log, Lsn::ZERO);
         Self { id, seq: None, origin, commit_lsn, commit_time_micros: 0, acked: false }
+    }
+
+    /// The last one that the stream has.
+    pub(crate) fn last_of(resolved: &[Self]) -> Option<LastEvent> {
+        let stored = resolved.iter().filter_map(|it| Some(LastEvent { seq: it.seq?, id: it.id }));
+        stored.max_by_key(|it| it.seq)
     }
 
     /// The stream had it before it was sent.

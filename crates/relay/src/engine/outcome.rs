@@ -4,6 +4,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::effect::{Found, Statement, Watermark};
+use super::last_event::LastEvent;
 use super::marking::Swept;
 use super::messages::{Blocked, Dead, Resolved};
 use super::replay_messages::{ReplayPage, ReplayStart, ReplayUnread, ReplayWish};
@@ -77,6 +78,16 @@ pub(crate) enum Outcome {
     Slot(SlotHealth),
     /// PostgreSQL has made the slot.
     SlotMade,
+}
+
+impl Outcome {
+    /// The last event of what was read of the stream.
+    pub(crate) fn last_event(&self) -> Option<LastEvent> {
+        if let Self::Tail(tail) | Self::ScanRead(ScanRead { seen: Some(tail), .. }) = self {
+            return tail.last;
+        }
+        None
+    }
 }
 
 /// What a scan read.

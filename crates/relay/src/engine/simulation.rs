@@ -128,6 +128,10 @@ struct World {
     replays: Vec<Replay>,
     /// The highest sequence that is written down as stored.
     stream_end: u64,
+    /// The last event that is written down as stored.
+    event: Option<LastEvent>,
+    /// Others were stored in the places of what the stream has lost.
+    has_grown: bool,
     /// The stream has lost some of that since the whole table was swept.
     lost_end: bool,
     /// Messages of the stream that are gone, by index.
@@ -163,6 +167,8 @@ struct Relay {
     idle_since: Option<Duration>,
     /// What PostgreSQL is to be told.
     confirming: Lsn,
+    /// The last event that it knows to be stored.
+    last_event: Option<LastEvent>,
 }
 
 impl Relay {
@@ -177,6 +183,7 @@ impl Relay {
             cursor: None,
             idle_since: None,
             confirming: Lsn::ZERO,
+            last_event: None,
         }
     }
 }
@@ -237,6 +244,8 @@ impl World {
             written,
             replays: Vec::new(),
             stream_end: 0,
+            event: None,
+            has_grown: false,
             lost_end: false,
             removed: HashSet::new(),
             may_repeat: HashSet::new(),

@@ -7,6 +7,7 @@ use outbox::wire::Position;
 use pgoutput::Lsn;
 use uuid::Uuid;
 
+use super::last_event::LastEvent;
 use super::window::LastPosition;
 
 /// A message in the stream.
@@ -40,6 +41,11 @@ pub struct Stored {
 pub(crate) struct Tail {
     /// It was made since the last reading: nothing that the former stream had is in it.
     pub(crate) is_another: bool,
+    /// It has another message where the last event was that is known: it has lost its end, and has
+    /// grown again.
+    pub(crate) has_grown: bool,
+    /// Where that event is.
+    pub(crate) known_seq: u64,
     /// It takes no batches.
     pub(crate) refuses_batches: bool,
     /// The sequence that the stream gave out last.
@@ -48,6 +54,8 @@ pub(crate) struct Tail {
     pub(crate) read: usize,
     /// Those that have ids, in any order.
     pub(crate) stored: Vec<Stored>,
+    /// The last one of these.
+    pub(crate) last: Option<LastEvent>,
     /// Messages of other writers.
     pub(crate) foreign: usize,
     /// The last message that is not of this database's log: of another writer, or the broker's own.
@@ -68,6 +76,8 @@ impl Tail {
     pub(crate) fn add(&mut self, system_id: u64, messages: impl IntoIterator<Item = TailMessage>) {
         for message in messages {
             self.read += 1;
+            let event = message.id.map(|id| LastEvent { seq: message.seq, id });
+            self.last = LastEvent::later(self.last, event);
             let own = message.position.filter(|_| message.position_event.is_none());
             let commit_lsn = own.map_or(Lsn::ZERO, |position| Lsn(position.lsn));
             self.stored.extend(message.id.map(|id| Stored { id, seq: message.seq, commit_lsn }));

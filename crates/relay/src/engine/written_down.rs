@@ -3,6 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use pgoutput::Lsn;
 
+use super::last_event::LastEvent;
 use super::tail_messages::Tail;
 
 /// PostgreSQL's clock, which rows are marked by, and the broker's may differ by so much.
@@ -85,9 +86,22 @@ pub(crate) struct LostEnd {
     pub(crate) last_seq: u64,
     /// When it got the last message that it has.
     pub(crate) last_at: Timestamp,
+    /// It was longer, and has grown again: others have the sequences of lost messages.
+    pub(crate) has_grown: bool,
 }
 
 impl LostEnd {
+    /// The stream is not shorter than it was, and has another message in the place of a known event.
+    pub(crate) fn grown(self) -> Self {
+        Self { acknowledged: self.last_seq, has_grown: true, ..self }
+    }
+
+    /// How many messages it lacks, of which others are stored in the places of `displaced` rows.
+    pub(crate) fn messages(&self, displaced: usize) -> u64 {
+        let at_least = u64::from(self.has_grown); // whose row may be gone
+        (self.acknowledged - self.last_seq + displaced as u64).max(at_least)
+    }
+
     /// What was marked before is another stream's of that name.
     pub(crate) fn marked_since(&self) -> Timestamp {
         self.created.checked_sub(CLOCKS_DIFFER_MAX).unwrap_or(Timestamp::MIN)
@@ -95,6 +109,9 @@ impl LostEnd {
 
     /// A row that was marked before, and names no message, has one that the stream did not lose.
     pub(crate) fn doubted_since(&self) -> Timestamp {
+        if self.has_grown {
+            return self.marked_since(); // it got its last message after the loss
+        }
         let last_at = self.last_at.checked_sub(CLOCKS_DIFFER_MAX).unwrap_or(Timestamp::MIN);
         last_at.max(self.marked_since())
     }
@@ -108,17 +125,25 @@ pub(crate) struct Compared {
     pub(crate) is_made_anew: bool,
     /// It had lost something since the whole table was last swept.
     pub(crate) unswept: bool,
+    /// If it has another message there, it has lost its end although it is not shorter.
+    pub(crate) event: Option<LastEvent>,
 }
 
 impl Compared {
     /// Of the stream of that name it is written down what it had `acknowledged`; `is_same` says that it
     /// was created when this one was. Another stream need not have what the former one had.
-    pub(crate) fn of(found: LostEnd, is_same: bool, unswept: bool) -> Self {
+    pub(crate) fn of(
+        found: LostEnd,
+        is_same: bool,
+        unswept: bool,
+        event: Option<LastEvent>,
+    ) -> Self {
         let is_shorter = found.acknowledged > found.last_seq;
         Self {
             lost: Some(found).filter(|_| is_same && is_shorter),
             is_made_anew: !is_same && is_shorter,
             unswept,
+            event: event.filter(|_| is_same && !is_shorter),
         }
     }
 }
@@ -131,12 +156,14 @@ pub(crate) fn beyond_the_log(tail: &Tail, log_end: Lsn) -> Option<Lsn> {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
     use crate::engine::window::LastPosition;
 
     fn found(acknowledged: u64) -> LostEnd {
         let (created, last_at) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH + CLOCKS_DIFFER_MAX);
-        LostEnd { created, acknowledged, last_seq: 10, last_at }
+        LostEnd { created, acknowledged, last_seq: 10, last_at, has_grown: false }
     }
 
     #[test]
@@ -147,8 +174,10 @@ mod tests {
             (11, false, false, true),
             (10, false, false, false),
         ] {
-            let compared = Compared::of(found(acknowledged), is_same, false);
+            let event = Some(LastEvent { seq: acknowledged, id: Uuid::nil() });
+            let compared = Compared::of(found(acknowledged), is_same, false, event);
             assert_eq!((compared.lost.is_some(), compared.is_made_anew), (lost, is_made_anew));
+            assert_eq!(compared.event.is_some(), is_same && !lost, "there it is to be looked");
         }
     }
 
@@ -158,6 +187,7 @@ mod tests {
         assert_eq!(found(11).doubted_since(), Timestamp::UNIX_EPOCH);
         let empty = LostEnd { last_at: Timestamp::MIN, ..found(11) };
         assert_eq!(empty.doubted_since(), empty.marked_since());
+        assert_eq!(found(11).grown().doubted_since(), found(11).marked_since());
     }
 
     #[test]

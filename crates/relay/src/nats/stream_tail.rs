@@ -21,7 +21,7 @@ use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
 use super::stream_messages::StreamMessages;
-use crate::engine::{Stored, Tail, TailMessage};
+use crate::engine::{LastEvent, Stored, Tail, TailMessage};
 use crate::error::Error;
 
 /// Requests for single messages under way at a time.
@@ -128,17 +128,25 @@ impl TailReader {
     }
 
     /// Everything from sequence `from` to the end, after waiting for `delay`. A reading whose
-    /// connection was replaced begins again, rather than wait for answers.
+    /// connection was replaced begins again, rather than wait for answers. `event` is the last one that is
+    /// known to be stored.
     pub(crate) async fn since(
         &self,
         from: u64,
         system_id: u64,
         delay: Duration,
+        event: Option<LastEvent>,
     ) -> Result<Tail, Error> {
         tokio::time::sleep(delay).await;
+        let read = || async {
+            let mut tail = self.read_since(from, system_id).await?;
+            tail.known_seq = event.map_or(0, |it| it.seq);
+            tail.has_grown = self.is_replaced(event).await?;
+            Ok(tail)
+        };
         loop {
             tokio::select! {
-                read = self.read_since(from, system_id) => return read,
+                read = read() => return read,
                 () = self.replaced.notified() => {}
             }
         }
@@ -285,6 +293,12 @@ impl TailReader {
     /// The id of the event that is stored there; `None` if there is no message.
     pub(crate) async fn id_at(&self, seq: u64) -> Result<Option<Uuid>, Error> {
         Ok(self.message(seq).await?.message.map(|it| it.id.unwrap_or_default()))
+    }
+
+    /// Whether the stream has another message in the place of the event.
+    pub(crate) async fn is_replaced(&self, event: Option<LastEvent>) -> Result<bool, Error> {
+        let Some(event) = event else { return Ok(false) };
+        Ok(event.is_replaced(self.id_at(event.seq).await?))
     }
 
     async fn message(&self, seq: u64) -> Result<Read, Error> {

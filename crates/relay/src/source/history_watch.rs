@@ -69,11 +69,11 @@ async fn compared(rows: &Rows, tail: &TailReader, stream: &str) -> Result<Histor
     let noted = rows.noted_end(stream).await?;
     let info = tail.info().await?;
     // Of a stream that was made anew the next look at its end tells, and its rows do until then.
-    if let Some((created, end)) = noted
-        && created == lost_end::created(&info).to_string()
-        && info.state.last_sequence < end
-    {
-        return Err(Error::Stalled(STREAM_IS_SHORTER));
+    if let Some(noted) = noted.filter(|it| it.created == lost_end::created(&info).to_string()) {
+        let is_shorter = info.state.last_sequence < noted.last_seq;
+        if is_shorter || tail.is_replaced(noted.event).await? {
+            return Err(Error::Stalled(STREAM_IS_SHORTER));
+        }
     }
     let sample = rows.sample_marked(stream).await?;
     let mut status = HistoryStatus { compared_at: Some(compared_at), ..HistoryStatus::default() };

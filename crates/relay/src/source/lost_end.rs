@@ -11,7 +11,7 @@ use pgoutput::Lsn;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
-use crate::engine::{Compared, LostEnd};
+use crate::engine::{Compared, LastEvent, LostEnd};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
@@ -32,6 +32,8 @@ pub(super) struct Lost {
     pub(super) now: bool,
     /// There may be rows without marks whose messages it had.
     pub(super) unswept: bool,
+    /// The last event that the stream is known to have.
+    pub(super) event: Option<LastEvent>,
 }
 
 /// When the stream was created.
@@ -51,8 +53,9 @@ async fn compare(config: &Config, store: &Store, tail: &TailReader) -> Result<Co
             acknowledged: 0,
             last_seq: info.state.last_sequence,
             last_at: Timestamp::try_from(last_at).unwrap_or_default(),
+            has_grown: false,
         };
-        let compared = store.compare_stream(slot, stream, found).await?;
+        let mut compared = store.compare_stream(slot, stream, found).await?;
         if compared.is_made_anew {
             warn!(
                 slot,
@@ -60,6 +63,12 @@ async fn compare(config: &Config, store: &Store, tail: &TailReader) -> Result<Co
                 "the stream was made anew, or restored from a backup, and ends before the former one: \
                  what that had is not published again; `tailpost verify` says what is missing"
             );
+        }
+        if let Some(event) = compared.event.filter(|it| it.seq <= found.last_seq)
+            && tail.is_replaced(Some(event)).await?
+        {
+            compared.lost = Some(found.grown());
+            return Ok(compared);
         }
         looks += 1;
         if compared.lost.is_none() || looks > LOOKS {
@@ -84,8 +93,12 @@ async fn displaced(
         let rows = store.named_before(stream, lost, before, COMPARED_AT_ONCE).await?;
         for (id, seq) in rows {
             before = seq;
-            if tail.id_at(seq).await?.is_some_and(|other| other != id) {
-                displaced.add(id, seq);
+            match tail.id_at(seq).await? {
+                Some(other) if other != id => displaced.add(id, seq),
+                Some(_) if displaced.agrees.is_none() => {
+                    displaced.agrees = Some(LastEvent { seq, id });
+                }
+                Some(_) | None => {}
             }
         }
         if displaced.len() == found {
@@ -112,7 +125,7 @@ pub(super) async fn mend(
     let (slot, stream) = (&config.slot, &config.stream.name);
     let compared = compare(config, store, tail).await?;
     let Some(lost) = compared.lost else {
-        return Ok(Lost { now: false, unswept: compared.unswept });
+        return Ok(Lost { now: false, unswept: compared.unswept, event: compared.event });
     };
     let displaced = displaced(store, tail, stream, lost).await?;
     let mut rows = 0;
@@ -127,31 +140,45 @@ pub(super) async fn mend(
         tokio::time::sleep(LOOK_AFTER).await;
     }
     tell(stream, lost, &displaced, rows);
-    Ok(Lost { now: true, unswept: true })
+    Ok(Lost { now: true, unswept: true, event: displaced.agrees })
 }
 
-/// The same where rows are claimed, by any number of nodes: one of them takes the marks back.
+/// The same where rows are claimed, by any number of nodes: one of them takes the marks back. Returns
+/// the last event that the stream is known to have.
 pub(super) async fn mend_claimed(
     config: &Config,
     store: &Store,
     tail: &TailReader,
-) -> Result<(), Error> {
+) -> Result<Option<LastEvent>, Error> {
     let stream = &config.stream.name;
-    let Some(lost) = compare(config, store, tail).await?.lost else { return Ok(()) };
+    let compared = compare(config, store, tail).await?;
+    let Some(lost) = compared.lost else { return Ok(compared.event) };
     let displaced = displaced(store, tail, stream, lost).await?;
     if let Some(rows) = store.take_back_claimed(stream, lost, &displaced).await? {
         tell(stream, lost, &displaced, rows);
     }
-    Ok(())
+    Ok(displaced.agrees)
 }
 
 fn tell(stream: &str, lost: LostEnd, displaced: &Displaced, rows: u64) {
-    let LostEnd { acknowledged, last_seq, .. } = lost;
+    let LostEnd { acknowledged, last_seq, has_grown, .. } = lost;
+    let messages = lost.messages(displaced.len());
+    if has_grown {
+        error!(
+            stream,
+            last_sequence = last_seq,
+            messages,
+            rows,
+            "the stream has lost acknowledged messages, and others are stored in their places. Rows that \
+             name them are published again, in order, before anything new"
+        );
+        return;
+    }
     error!(
         stream,
         acknowledged,
         last_sequence = last_seq,
-        messages = acknowledged - last_seq + displaced.len() as u64,
+        messages,
         rows,
         "the stream has lost acknowledged messages. Rows that name them are published again, in order, \
          before anything new. `tailpost status` says how many messages no row tells of"

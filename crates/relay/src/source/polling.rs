@@ -25,7 +25,7 @@ use super::history_watch::{self, HistoryWatch};
 use super::{Ended, Job, Opened, Source, lost_end};
 use crate::config::Config;
 use crate::engine::{
-    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, Limits, Send,
+    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, LastEvent, Limits, Send,
 };
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
@@ -50,6 +50,8 @@ pub(crate) struct Polling {
     /// Connections without a claim.
     free: Vec<Arc<sql::Rows>>,
     history: HistoryWatch,
+    /// The last event that this session knows to be stored.
+    last_event: Option<LastEvent>,
 }
 
 impl Source for Polling {
@@ -71,7 +73,7 @@ impl Source for Polling {
         let encoding = Encoding::of(&store).await?;
         let tail = TailReader::new(client, &config.stream.name).await?;
         nats::stream_check::check(config, client, &tail).await?;
-        lost_end::mend_claimed(config, &store, &tail).await?;
+        let last_event = lost_end::mend_claimed(config, &store, &tail).await?;
         let stream_created = store.stream_created().into();
         let (started, reach) = (Instant::now(), reach(config));
         let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
@@ -80,6 +82,7 @@ impl Source for Polling {
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
         info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
+        let last_event = LastEvent::later(newest.last, last_event);
         let engine = ClaimEngine::new(ClaimStart {
             tail: newest,
             limits: Limits { events: config.window.events, bytes: config.window.bytes },
@@ -100,6 +103,7 @@ impl Source for Polling {
             claims: HashMap::new(),
             free: vec![Arc::new(sql::Rows::of(store).await?)],
             history: HistoryWatch::new(),
+            last_event,
         };
         let (unfenced, restores, went_back) = (None, false, None);
         Ok(Opened {
@@ -177,6 +181,9 @@ impl Source for Polling {
         };
         if let ClaimOutcome::TailFailed(why) | ClaimOutcome::LookFailed(why) = &outcome {
             warn!(error = why, "the stream does not answer, trying again");
+        }
+        if let ClaimOutcome::Tail(tail) | ClaimOutcome::Looked(tail) = &outcome {
+            self.last_event = LastEvent::later(tail.last, self.last_event);
         }
         engine.outcome(now, outcome);
         Ok(())

@@ -29,7 +29,7 @@ use self::replay_source::OpenReplay;
 use super::history_watch::{self, HistoryWatch};
 use super::{Ended, Job, Opened, Source};
 use crate::config::Config;
-use crate::engine::{Decides, Effect, Engine, Input, Outcome, Send};
+use crate::engine::{Decides, Effect, Engine, Input, LastEvent, Outcome, Send};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
@@ -91,6 +91,8 @@ pub(crate) struct Replication {
     /// What the replay that is under way reads.
     replay: Option<OpenReplay>,
     history: HistoryWatch,
+    /// The last event that this session knows to be stored.
+    last_event: Option<LastEvent>,
 }
 
 impl Source for Replication {
@@ -193,6 +195,7 @@ impl Source for Replication {
         if let Outcome::TailFailed(why) = &outcome {
             failed = Some(why.clone());
         }
+        self.last_event = LastEvent::later(outcome.last_event(), self.last_event);
         engine.outcome(now, outcome);
         if let Some(why) = failed {
             let wait = engine.publishing().breaker().1.unwrap_or_default();
@@ -248,7 +251,7 @@ impl Source for Replication {
         // What the jobs left on the same connection is executed before.
         let stored = async {
             let (stream, end) = (&self.config.stream.name, engine.publishing().last_seq());
-            self.books.note_stream_end(stream, end).await?;
+            self.books.note_stream_end(stream, end, self.last_event).await?;
             self.books.checkpoint(&reader, confirmed, place, self.slot.rules).await
         };
         let late = Error::Stalled("the last position could not be written down");

@@ -80,7 +80,11 @@ impl Publishing {
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
-        let known = if tail.is_another { 0 } else { self.stream.known_seq() };
+        if tail.has_grown && !tail.is_another {
+            return self.output.requests.push_back(Request::StreamIsShorter);
+        }
+        let known = self.stream.known_seq().max(tail.known_seq);
+        let known = if tail.is_another { 0 } else { known };
         match self.link.judge(tail.last_seq, known) {
             Reading::Counts => {}
             Reading::TooEarly => return self.read_tail(Duration::ZERO),

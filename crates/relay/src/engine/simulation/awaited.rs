@@ -8,7 +8,7 @@ use rand::RngExt;
 
 use super::sessions::{Gap, engine, publishing};
 use super::{Faults, Relay, Transaction, World};
-use crate::engine::{Decides, Outcome, WrittenDown};
+use crate::engine::{Decides, LastEvent, Outcome, WrittenDown};
 
 /// A transaction that is open. Nobody else writes to its aggregate meanwhile.
 #[derive(Debug, Clone, Copy)]
@@ -88,11 +88,12 @@ impl World {
     /// As `source/replication/open.rs`: nothing is read of what an earlier session wrote down.
     pub(super) fn session_without_slot(&self, faults: Faults) -> Relay {
         let tail = self.tail_since(self.stream.len() as u64);
-        let none = HashSet::new();
+        let (last, none) = (tail.last, HashSet::new());
         let written = WrittenDown::nothing();
         let publishing = publishing(faults, Lsn::ZERO, tail, written, &none, &self.attempts);
         let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: true };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
-        Relay { awaits_slot: true, ..Relay::new(self.relay.generation + 1, engine) }
+        let last_event = LastEvent::later(last, self.event);
+        Relay { awaits_slot: true, last_event, ..Relay::new(self.relay.generation + 1, engine) }
     }
 }

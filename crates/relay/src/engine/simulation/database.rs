@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::check::is_dropped;
 use super::{MAX_ATTEMPTS, World};
 use crate::engine::{
-    BooksEffect, BrokerEffect, Decides, Effect, End, Found, Marked, MarkingEffect, Mode,
-    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, RowOfDead, RowsEffect,
-    ScanEffect, ScanMarks, ScanRead, Sees, SlotHealth, Verdict,
+    BooksEffect, BrokerEffect, Decides, Effect, End, Found, LastEvent, Marked, MarkingEffect, Mode,
+    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, Resolved, RowOfDead,
+    RowsEffect, ScanEffect, ScanMarks, ScanRead, Sees, SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -90,6 +90,8 @@ impl World {
                     self.relay.confirming = lsn;
                 }
                 Effect::Measure(resolved) => {
+                    let last = Resolved::last_of(&resolved);
+                    self.relay.last_event = LastEvent::later(last, self.relay.last_event);
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
                 Effect::Scan(ScanEffect::Abandon { .. }) => self.relay.cursor = None,
@@ -138,6 +140,8 @@ impl World {
         if back > 0 && (honest || self.rng.random_bool(0.5)) {
             let at = if honest { 0 } else { self.rng.random_range(0..back) };
             let outcome = self.relay.outcomes.remove(at);
+            let last = outcome.last_event();
+            self.relay.last_event = LastEvent::later(last, self.relay.last_event);
             return self.relay.engine.outcome(self.now, outcome);
         }
         if self.relay.jobs.is_empty() {
@@ -210,7 +214,10 @@ impl World {
             Effect::Scan(effect) => self.execute_scan(effect),
             Effect::Replay(effect) => self.execute_replay(effect),
             Effect::Broker(BrokerEffect::ReadTail { from, .. }) => {
-                Some(Outcome::Tail(self.tail_since(from)))
+                let mut tail = self.tail_since(from);
+                tail.known_seq = self.relay.last_event.map_or(0, |it| it.seq);
+                tail.has_grown = self.is_replaced(self.relay.last_event);
+                Some(Outcome::Tail(tail))
             }
             Effect::Broker(BrokerEffect::LeaveServer)
             | Effect::Confirm(_)
@@ -224,6 +231,7 @@ impl World {
         Some(match effect {
             BooksEffect::Checkpoint { at, place, stream_end } => {
                 self.stream_end = self.stream_end.max(stream_end);
+                self.note_event(self.relay.last_event);
                 self.lsn += 3; // the row that it writes
                 self.written.end = at;
                 self.written.note(match place {

@@ -5,9 +5,10 @@ use std::collections::{HashSet, VecDeque};
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use rand::RngExt;
+use uuid::Uuid;
 
-use super::{Message, Transaction, World};
-use crate::engine::{Compared, LostEnd, Resolved};
+use super::{Foreign, Message, Transaction, World};
+use crate::engine::{Compared, LastEvent, LostEnd, Resolved};
 
 impl World {
     /// What the broker knows besides its messages it reads from them.
@@ -16,9 +17,15 @@ impl World {
             true => self.rng.random_range(0..8),
             false => self.rng.random_range(0..=self.stream.len()),
         };
-        let end = self.stream.len().saturating_sub(lost);
+        let (longest, end) = (self.stream.len(), self.stream.len().saturating_sub(lost));
         self.went_missing.extend(self.stream.drain(end..).filter_map(|it| it.id));
         self.removed.retain(|at| *at < end);
+        if self.faults.foreign != Foreign::Never && self.rng.random_bool(0.3) {
+            // Nothing tells of a loss but an event in whose place there is another message.
+            let grown = self.rng.random_range(0..longest - end + 4);
+            self.stream.extend(std::iter::repeat_n(Message::of_others(), grown));
+            self.has_grown |= grown > 0;
+        }
         self.forgotten = self.forgotten.min(end);
         self.stored_ids = self.stream.iter().filter_map(|it| it.id).collect();
         self.connections.iter_mut().for_each(VecDeque::clear);
@@ -27,8 +34,20 @@ impl World {
 
     /// Before rows are marked.
     pub(super) fn note_stored(&mut self, marks: &[Resolved]) {
-        let end = marks.iter().filter_map(|it| it.seq).max();
-        self.stream_end = self.stream_end.max(end.unwrap_or(0));
+        self.note_event(Resolved::last_of(marks));
+    }
+
+    pub(super) fn note_event(&mut self, event: Option<LastEvent>) {
+        self.stream_end = self.stream_end.max(event.map_or(0, |it| it.seq));
+        self.event = LastEvent::later(event, self.event);
+    }
+
+    /// Whether the stream has another message there.
+    pub(super) fn is_replaced(&self, event: Option<LastEvent>) -> bool {
+        let Some(event) = event else { return false };
+        let at = usize::try_from(event.seq).expect("small") - 1;
+        let found = self.stream.get(at).filter(|_| !self.removed.contains(&at));
+        event.is_replaced(found.map(|it| Uuid::from_u128(it.id.unwrap_or_default())))
     }
 
     /// As `Store::take_back_lost`.
@@ -36,8 +55,11 @@ impl World {
         self.note_overtaken();
         let (created, last_seq) = (Timestamp::UNIX_EPOCH, self.stream.len() as u64);
         let acknowledged = self.stream_end;
-        let found = LostEnd { created, acknowledged, last_seq, last_at: created };
-        let Some(LostEnd { last_seq: end, .. }) = Compared::of(found, true, false).lost else {
+        let (last_at, has_grown) = (created, false);
+        let found = LostEnd { created, acknowledged, last_seq, last_at, has_grown };
+        let compared = Compared::of(found, true, false, self.event);
+        let grown = self.is_replaced(compared.event).then(|| found.grown());
+        let Some(LostEnd { last_seq: end, .. }) = compared.lost.or(grown) else {
             self.stream_end = last_seq;
             return;
         };
@@ -50,9 +72,19 @@ impl World {
         let missing: Vec<u128> = missing.filter(|id| !self.stored_ids.contains(id)).collect();
         missing.into_iter().for_each(|id| self.expect_scanned(id));
         self.table.doubt_trusted();
-        let taken = self.table.take_back_behind(end);
+        let lacks = |id: u128, seq: u64| {
+            seq > end || self.is_replaced(Some(LastEvent { seq, id: Uuid::from_u128(id) }))
+        };
+        let (lost, there): (Vec<_>, Vec<_>) =
+            self.table.named().partition(|(seq, id)| lacks(*id, *seq));
+        let agrees = there.into_iter().max();
+        self.event = agrees.map(|(seq, id)| LastEvent { seq, id: Uuid::from_u128(id) });
+        let taken: Vec<u128> = lost.into_iter().map(|it| it.1).collect();
+        self.table.take_back(&taken);
         // In keyed mode two rows may name one sequence: before the loss was noticed, and since.
-        let unanswered = (acknowledged - end).saturating_sub(taken.len() as u64);
+        let unanswered = acknowledged.saturating_sub(end).saturating_sub(taken.len() as u64);
+        // Nobody knows how many there were in whose places others are.
+        let unanswered = if self.has_grown { u64::MAX } else { unanswered };
         self.lose_confirmed(resolved_before, unanswered);
         for id in taken {
             let logged = self.log.iter().find(|it| it.events.contains(&id));

@@ -88,6 +88,7 @@ impl World {
         if written.needs_end(&tail) {
             written.before = Lsn(self.lsn);
         }
+        let last_event = LastEvent::later(tail.last, self.event);
         let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let (is_open, lost_end) = (self.is_gap_open, self.lost_end);
@@ -95,6 +96,7 @@ impl World {
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         self.now = Duration::ZERO;
         self.relay = Relay::new(self.relay.generation + 1, engine);
+        self.relay.last_event = last_event;
     }
 
     /// The relay is asked to stop, and does as `Replication::close`.

@@ -263,15 +263,16 @@ impl Table {
         1
     }
 
-    /// Takes the marks of what is stored behind `end`.
-    pub(in crate::engine) fn take_back_behind(&mut self, end: u64) -> Vec<u128> {
-        let is_lost = |it: &Row| it.seq.is_some_and(|seq| seq > end);
-        let mut lost = Vec::new();
-        for (id, row) in self.rows.iter_mut().filter(|(_, it)| is_lost(it)) {
+    /// The rows that say where their events are stored.
+    pub(in crate::engine) fn named(&self) -> impl Iterator<Item = (u64, u128)> {
+        self.rows.iter().filter_map(|(id, it)| Some((it.seq?, *id)))
+    }
+
+    /// Takes the marks of what the stream lacks.
+    pub(in crate::engine) fn take_back(&mut self, lost: &[u128]) {
+        for (_, row) in self.rows.iter_mut().filter(|(id, _)| lost.contains(id)) {
             (row.is_marked, row.is_owed, row.seq) = (false, false, None);
-            lost.push(*id);
         }
-        lost
     }
 
     /// Takes their marks from rows of the log that name no message: any of them may be lost.

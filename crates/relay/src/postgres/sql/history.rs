@@ -6,6 +6,8 @@ use outbox::Column;
 use uuid::Uuid;
 
 use super::Rows;
+use super::stream_lost::last_event;
+use crate::engine::LastEvent;
 use crate::error::Error;
 
 /// Blocks of the table that a sample is drawn from, and rows in it.
@@ -21,15 +23,29 @@ pub(crate) struct MarkedRow {
     pub(crate) age: Duration,
 }
 
+/// How far a stream was filled.
+pub(crate) struct NotedEnd {
+    /// When it was created.
+    pub(crate) created: String,
+    pub(crate) last_seq: u64,
+    pub(crate) event: Option<LastEvent>,
+}
+
 const COMPARING: &str = "compare rows with the stream";
 
 impl Rows {
-    /// When the stream was created of which something is written down, and how far it was filled.
-    pub(crate) async fn noted_end(&self, stream: &str) -> Result<Option<(String, u64)>, Error> {
+    /// What is written down of the stream.
+    pub(crate) async fn noted_end(&self, stream: &str) -> Result<Option<NotedEnd>, Error> {
         let streams = self.0.table.companion("tailpost_streams");
-        let sql = format!("SELECT created, last_seq FROM {streams} WHERE stream = $1");
+        let sql = format!(
+            "SELECT created, last_seq, event_seq, event_id FROM {streams} WHERE stream = $1"
+        );
         let row = self.0.query_opt(COMPARING, &sql, &[&stream]).await?;
-        Ok(row.map(|row| (row.get(0), row.get::<_, i64>(1).cast_unsigned())))
+        Ok(row.map(|row| NotedEnd {
+            created: row.get(0),
+            last_seq: row.get::<_, i64>(1).cast_unsigned(),
+            event: last_event(&row, 2),
+        }))
     }
 
     /// Some rows of the last day, at random, that name messages of the stream. Those of a former stream

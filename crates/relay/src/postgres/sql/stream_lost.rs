@@ -2,12 +2,13 @@
 
 use outbox::{Column, Table};
 use pgoutput::Lsn;
+use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use super::sweep::OLDEST_TRANSACTION;
 use super::{Books, Marks, Store, mark};
-use crate::engine::{Compared, LostEnd, Resolved};
+use crate::engine::{Compared, LastEvent, LostEnd, Resolved};
 use crate::error::Error;
 
 /// Nobody waits for a synchronous standby: the relay works also while there is none.
@@ -15,8 +16,12 @@ const DURABLE: &str = "durable AS (SELECT set_config('synchronous_commit', 'loca
 
 pub(super) fn note_stream_end(table: &Table) -> String {
     format!(
-        "WITH {DURABLE} UPDATE {} SET last_seq = $2 FROM durable
-         WHERE stream = $1 AND last_seq < $2 AND created = coalesce($3, created)",
+        "WITH {DURABLE} UPDATE {} SET last_seq = greatest(last_seq, $2, $4),
+             event_seq = greatest(event_seq, $4::bigint),
+             event_id = CASE WHEN coalesce(event_seq, 0) < $4 THEN $5::uuid ELSE event_id END
+         FROM durable
+         WHERE stream = $1 AND (last_seq < $2 OR coalesce(event_seq, 0) < $4)
+             AND created = coalesce($3, created)",
         table.companion("tailpost_streams")
     )
 }
@@ -29,6 +34,8 @@ const DISPLACED: &str = "SELECT * FROM unnest($5::uuid[], $6::bigint[])";
 pub(crate) struct Displaced {
     ids: Vec<Uuid>,
     seqs: Vec<i64>,
+    /// The last row whose message is where the row says.
+    pub(crate) agrees: Option<LastEvent>,
 }
 
 impl Displaced {
@@ -42,25 +49,40 @@ impl Displaced {
     }
 }
 
+/// The loss was written down before, and rows were left that are taken back now.
+const ANSWERED: &str = "last_seq = $2 AND event_seq IS NOT DISTINCT FROM $11";
+
 /// What nobody has answered for of an earlier loss stays among what is lost.
 fn lost_now(messages: &str) -> String {
-    format!(
-        "lost = CASE last_seq WHEN $2 THEN lost
-             ELSE {messages}::bigint + greatest(lost - lost_rows, 0) END"
-    )
+    format!("{messages}::bigint + greatest(lost - lost_rows, 0)")
+}
+
+/// The event in two columns, `at` the first of them.
+pub(super) fn last_event(row: &Row, at: usize) -> Option<LastEvent> {
+    let seq = row.get::<_, Option<i64>>(at)?;
+    Some(LastEvent { seq: seq.cast_unsigned(), id: row.get::<_, Option<Uuid>>(at + 1)? })
+}
+
+fn columns_of(event: Option<LastEvent>) -> (Option<i64>, Option<Uuid>) {
+    (event.map(|it| it.seq.cast_signed()), event.map(|it| it.id))
 }
 
 impl Books {
     /// As [`Store::note_stream_end`].
-    pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
-        self.0.note_stream_end(stream, end).await
+    pub(crate) async fn note_stream_end(
+        &self,
+        stream: &str,
+        end: u64,
+        event: Option<LastEvent>,
+    ) -> Result<(), Error> {
+        self.0.note_stream_end(stream, end, event).await
     }
 }
 
 impl Marks {
     /// As [`Store::note_stream_end`].
     pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
-        self.0.note_stream_end(stream, end).await
+        self.0.note_stream_end(stream, end, None).await
     }
 }
 
@@ -76,10 +98,18 @@ impl Store {
     }
 
     /// Writes down that the stream has given out its sequences up to `end`, before anything else that
-    /// is written says that they are stored.
-    pub(crate) async fn note_stream_end(&self, stream: &str, end: u64) -> Result<(), Error> {
+    /// is written says that they are stored; and the last event that it is known to have.
+    pub(crate) async fn note_stream_end(
+        &self,
+        stream: &str,
+        end: u64,
+        event: Option<LastEvent>,
+    ) -> Result<(), Error> {
         let (doing, sql) = ("write down where the stream ends", &self.sql.note_stream_end);
-        self.perform(doing, sql, &[&stream, &end.cast_signed(), &self.stream_created.get()]).await
+        let (seq, id) = columns_of(event);
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&stream, &end.cast_signed(), &self.stream_created.get(), &seq, &id];
+        self.perform(doing, sql, &parameters).await
     }
 
     /// The same for what is about to be marked.
@@ -88,8 +118,8 @@ impl Store {
         stream: &str,
         resolved: &[Resolved],
     ) -> Result<(), Error> {
-        match resolved.iter().filter_map(|it| it.seq).max() {
-            Some(end) => self.note_stream_end(stream, end).await,
+        match Resolved::last_of(resolved) {
+            Some(event) => self.note_stream_end(stream, event.seq, Some(event)).await,
             None => Ok(()),
         }
     }
@@ -105,14 +135,17 @@ impl Store {
         let LostEnd { created, last_seq, .. } = found;
         let sql = format!(
             "WITH {DURABLE}, known AS (
-                 SELECT created, last_seq, lost_at FROM {streams} WHERE stream = $1
+                 SELECT created, last_seq, lost_at, event_seq, event_id FROM {streams} WHERE stream = $1
              ), noted AS (
                  INSERT INTO {streams} AS it (stream, created, last_seq) SELECT $1, $2, $3 FROM durable
                  WHERE NOT EXISTS (SELECT FROM known WHERE created = $2 AND last_seq >= $3)
-                 ON CONFLICT (stream) DO UPDATE SET created = $2, last_seq = $3
+                 ON CONFLICT (stream) DO UPDATE SET created = $2, last_seq = $3,
+                     event_seq = CASE it.created WHEN $2 THEN it.event_seq END,
+                     event_id = CASE it.created WHEN $2 THEN it.event_id END
              )
              SELECT created = $2, last_seq, coalesce(lost_at > coalesce(
-                 (SELECT whole_swept_at FROM {state} WHERE slot = $4), '-infinity'), false)
+                 (SELECT whole_swept_at FROM {state} WHERE slot = $4), '-infinity'), false),
+                 event_seq, event_id
              FROM known",
             streams = self.table.companion("tailpost_streams"),
             state = self.table.companion("tailpost_state"),
@@ -124,7 +157,7 @@ impl Store {
         let Some(row) = row else { return Ok(Compared::default()) };
         let acknowledged = row.get::<_, i64>(1).cast_unsigned();
         let found = LostEnd { acknowledged, ..found };
-        Ok(Compared::of(found, row.get(0), row.get(2)))
+        Ok(Compared::of(found, row.get(0), row.get(2), last_event(&row, 3)))
     }
 
     /// Up to `limit` rows that name messages of the stream before `seq`, the last ones first.
@@ -158,23 +191,10 @@ impl Store {
         )
     }
 
-    /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
-    /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
-    /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
-    /// or were deleted.
-    ///
-    /// A row of the log that was marked on trust names no message. If the stream may have lost it, it
-    /// loses its mark too: the sweeper looks for it in the whole stream.
-    pub(crate) async fn take_back_lost(
-        &self,
-        stream: &str,
-        lost: LostEnd,
-        displaced: &Displaced,
-        slot: &str,
-        resolved_before: Lsn,
-    ) -> Result<(u64, u64), Error> {
+    /// As [`take_back_lost`](Self::take_back_lost).
+    fn taking_back(&self) -> String {
         let id = self.table.column(Column::Id);
-        let sql = format!(
+        format!(
             "WITH {DURABLE}, named AS (
                  SELECT id, commit_lsn FROM ({naming}) it
                  WHERE stream_seq > $2 AND stream_seq <= $3 OR (id, stream_seq) IN ({DISPLACED})
@@ -208,8 +228,10 @@ impl Store {
                      + (SELECT count(*) FROM doubtful) - (SELECT count(*) FROM doubted) AS named
                  FROM durable
              ), told AS (
-                 UPDATE {streams} SET last_seq = $2, lost_at = now(), {lost_now},
-                     lost_rows = rows + CASE last_seq WHEN $2 THEN lost_rows ELSE 0 END
+                 UPDATE {streams} SET last_seq = $2, lost_at = now(),
+                     lost = CASE WHEN {ANSWERED} THEN lost ELSE {lost_now} END,
+                     lost_rows = rows + CASE WHEN {ANSWERED} THEN lost_rows ELSE 0 END,
+                     event_seq = $11, event_id = $12
                  FROM counted WHERE stream = $1
              )
              UPDATE {state} SET gap_filled_at = NULL, resolved_lsn = NULL, resolved_ordinal = NULL,
@@ -224,15 +246,45 @@ impl Store {
             lost_now = lost_now("$9"),
             transaction = mark::transaction("o"),
             owned = self.owned_rows("o"),
-        );
+        )
+    }
+
+    /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
+    /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
+    /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
+    /// or were deleted.
+    ///
+    /// A row of the log that was marked on trust names no message. If the stream may have lost it, it
+    /// loses its mark too: the sweeper looks for it in the whole stream.
+    pub(crate) async fn take_back_lost(
+        &self,
+        stream: &str,
+        lost: LostEnd,
+        displaced: &Displaced,
+        slot: &str,
+        resolved_before: Lsn,
+    ) -> Result<(u64, u64), Error> {
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
-        let (Displaced { ids, seqs }, before) = (displaced, PgLsn::from(resolved_before.0));
-        let messages = until - end + ids.len() as i64;
+        let (Displaced { ids, seqs, agrees }, before) = (displaced, PgLsn::from(resolved_before.0));
+        let (agrees_seq, agrees_id) = columns_of(*agrees);
+        let messages = lost.messages(displaced.len()).cast_signed();
         let (since, doubted_since) = (lost.marked_since(), lost.doubted_since());
-        let parameters: [&(dyn ToSql + Sync); 10] =
-            [&stream, &end, &until, &since, ids, seqs, &slot, &before, &messages, &doubted_since];
+        let parameters: [&(dyn ToSql + Sync); 12] = [
+            &stream,
+            &end,
+            &until,
+            &since,
+            ids,
+            seqs,
+            &slot,
+            &before,
+            &messages,
+            &doubted_since,
+            &agrees_seq,
+            &agrees_id,
+        ];
         let doing = "take back the marks of lost messages";
-        let row = self.query_one(doing, &sql, &parameters).await?;
+        let row = self.query_one(doing, &self.taking_back(), &parameters).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
         Ok((count(0), count(1)))
     }
@@ -248,7 +300,8 @@ impl Store {
         let sql = format!(
             "WITH {DURABLE}, ours AS (
                  SELECT it.stream FROM {streams} it, durable
-                 WHERE it.stream = $1 AND it.last_seq = $3 FOR UPDATE OF it
+                 WHERE it.stream = $1 AND it.last_seq = $3 AND ($2 < $3 OR it.event_seq IS DISTINCT FROM $8)
+                 FOR UPDATE OF it
              ), named AS (
                  SELECT id FROM ({naming}) it, ours
                  WHERE stream_seq > $2 AND stream_seq <= $3 OR (id, stream_seq) IN ({DISPLACED})
@@ -260,8 +313,8 @@ impl Store {
                  FROM named WHERE o.{id} = named.id AND o.stream = $1
                  RETURNING o.stream
              )
-             UPDATE {streams} it SET last_seq = $2, lost_at = now(), {lost_now},
-                 lost_rows = (SELECT count(*) FROM taken)
+             UPDATE {streams} it SET last_seq = $2, lost_at = now(), lost = {lost_now},
+                 lost_rows = (SELECT count(*) FROM taken), event_seq = $8, event_id = $9
              FROM ours WHERE it.stream = $1
              RETURNING (SELECT count(*) FROM taken)",
             lost_now = lost_now("$7"),
@@ -272,11 +325,13 @@ impl Store {
             streams = self.table.companion("tailpost_streams"),
         );
         let (end, until) = (lost.last_seq.cast_signed(), lost.acknowledged.cast_signed());
-        let Displaced { ids, seqs } = displaced;
-        let messages = until - end + ids.len() as i64;
+        let Displaced { ids, seqs, agrees } = displaced;
+        let (agrees_seq, agrees_id) = columns_of(*agrees);
+        let messages = lost.messages(displaced.len()).cast_signed();
         let doing = "take back the marks of lost messages";
-        let parameters: [&(dyn ToSql + Sync); 7] =
-            [&stream, &end, &until, &lost.marked_since(), ids, seqs, &messages];
+        let since = lost.marked_since();
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [&stream, &end, &until, &since, ids, seqs, &messages, &agrees_seq, &agrees_id];
         let row = self.query_opt(doing, &sql, &parameters).await?;
         Ok(row.map(|row| row.get::<_, i64>(0).cast_unsigned()))
     }

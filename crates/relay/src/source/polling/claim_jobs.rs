@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{NO_SYSTEM, Polling, reach};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, Resolved};
+use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, LastEvent, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
@@ -88,7 +88,7 @@ impl Polling {
             }
             ClaimEffect::ReadTail { from, delay } => {
                 let from = from.saturating_sub(reach(&self.config)).max(1);
-                read_tail(self.tail.clone(), from, delay)
+                read_tail(self.tail.clone(), from, delay, self.last_event)
             }
             ClaimEffect::LookAtTail { from } => {
                 look_at_tail(self.tail.clone(), from, reach(&self.config))
@@ -104,6 +104,7 @@ impl Polling {
                 })
             }
             ClaimEffect::Measure(resolved) => {
+                self.last_event = LastEvent::later(Resolved::last_of(&resolved), self.last_event);
                 reporter.resolved(&resolved);
                 return Ok(None);
             }
@@ -218,9 +219,9 @@ pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'stat
     within(STATEMENT_MAX, work)
 }
 
-fn read_tail(tail: TailReader, from: u64, delay: Duration) -> Job {
+fn read_tail(tail: TailReader, from: u64, delay: Duration, event: Option<LastEvent>) -> Job {
     async move {
-        Ok(Done::Outcome(match tail.since(from, NO_SYSTEM, delay).await {
+        Ok(Done::Outcome(match tail.since(from, NO_SYSTEM, delay, event).await {
             Ok(read) => ClaimOutcome::Tail(read),
             Err(error) => ClaimOutcome::TailFailed(describe(&error)),
         }))

@@ -9,7 +9,8 @@ use tracing::debug;
 use super::jobs::{self, Job, Owner, note_look};
 use super::{Log, Replication, mark_jobs};
 use crate::engine::{
-    BooksEffect, BrokerEffect, Effect, End, MarkingEffect, ReplayEffect, RowsEffect, ScanEffect,
+    BooksEffect, BrokerEffect, Effect, End, LastEvent, MarkingEffect, ReplayEffect, Resolved,
+    RowsEffect, ScanEffect,
 };
 use crate::error::Error;
 use crate::postgres::sql::SlotReader;
@@ -38,6 +39,7 @@ impl Replication {
                 Log::Awaited(_) => Err(Error::bug("a slot is confirmed that is not there")),
             },
             Effect::Measure(resolved) => {
+                self.last_event = LastEvent::later(Resolved::last_of(&resolved), self.last_event);
                 reporter.resolved(&resolved);
                 Ok(None)
             }
@@ -65,7 +67,7 @@ impl Replication {
             BooksEffect::Checkpoint { at, place, stream_end } => {
                 let reader = SlotReader { slot, pid: self.slot.reader };
                 let end = (self.config.stream.name.clone(), stream_end);
-                jobs::checkpoint(books, reader, (at, place), self.slot.rules, end)
+                jobs::checkpoint(books, reader, (at, place), self.slot.rules, end, self.last_event)
             }
             BooksEffect::Heartbeat => jobs::heartbeat(books, slot),
             BooksEffect::LookAtSlot => jobs::look(books, slot),
@@ -93,7 +95,8 @@ impl Replication {
             BrokerEffect::ReadTail { from, delay } => {
                 let (slot, pid) = (self.config.slot.clone(), self.slot.reader);
                 let owner = Owner { books: Arc::clone(&self.books), slot, pid };
-                jobs::read_tail(tail, owner, from, self.slot.system_id, delay)
+                let known = (self.slot.system_id, self.last_event);
+                jobs::read_tail(tail, owner, from, known, delay)
             }
             BrokerEffect::LeaveServer => jobs::leave_server(tail),
         }

@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::replay_source::{self, OpenReplay};
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, Marked, NotedPlace, Outcome, Parked, ReplayStart, ReplayUnread, Resolved,
-    Statement, Tail,
+    Blocked, Dead, Found, LastEvent, Marked, NotedPlace, Outcome, Parked, ReplayStart,
+    ReplayUnread, Resolved, Statement, Tail,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
@@ -98,11 +98,11 @@ pub(super) fn read_tail(
     tail: TailReader,
     owner: Owner,
     from: u64,
-    system_id: u64,
+    (system_id, event): (u64, Option<LastEvent>),
     delay: Duration,
 ) -> Job {
     async move {
-        let read = tail.since(from, system_id, delay).await;
+        let read = tail.since(from, system_id, delay, event).await;
         let Owner { books, slot, pid } = owner;
         let reader = tokio::time::timeout(STATEMENT_MAX, books.slot_reader(&slot)).await;
         match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
@@ -151,10 +151,11 @@ pub(super) fn checkpoint(
     (at, place): (Lsn, NotedPlace),
     rules: i64,
     (stream, stream_end): (String, u64),
+    event: Option<LastEvent>,
 ) -> Job {
     job(async move {
         let written = async {
-            store.note_stream_end(&stream, stream_end).await?;
+            store.note_stream_end(&stream, stream_end, event).await?;
             store.checkpoint(&reader, at, place, rules).await
         };
         match written.await {

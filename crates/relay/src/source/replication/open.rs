@@ -18,9 +18,9 @@ use super::mark_jobs::MarkStores;
 use super::{Log, OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Engine, EngineStart, Limits, MARKS_WAITING_MAX, Marking,
-    MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Start, Tail, WrittenDown,
-    beyond_the_log,
+    Backfill, Batching, Checkpoint, Engine, EngineStart, LastEvent, Limits, MARKS_WAITING_MAX,
+    Marking, MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Start, Tail,
+    WrittenDown, beyond_the_log,
 };
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -63,7 +63,7 @@ async fn publishing(
     dead: HashSet<Uuid>,
     store: &Store,
     (resolved, rules): (Option<ResolvedPlace>, i64),
-) -> Result<(Publishing, Option<String>), Error> {
+) -> Result<(Publishing, Option<LastEvent>, Option<String>), Error> {
     let resolved_before = way.resolved_before;
     let log_end = store.log_end().await?;
     let (tail, is_whole) = reader.all_back_to(way).await?;
@@ -91,9 +91,9 @@ async fn publishing(
         read_back = tail.stored.len(),
         "the slot is ours"
     );
-    let start = start(config, mode, tail);
+    let (last, start) = (tail.last, start(config, mode, tail));
     let start = Start { resolved_before, log_end, written, dead, tried, ..start };
-    Ok((Publishing::new(start), went_back))
+    Ok((Publishing::new(start), last, went_back))
 }
 
 /// Of a session that brings nothing of the log.
@@ -303,11 +303,12 @@ impl Awaited {
     async fn know(self, config: &Config, opening: &Opening) -> Result<Known, Error> {
         let Self { tail, mode, unfenced, slot, making } = self;
         let store = Store::watched(config, "tailpost", opening).await?;
-        lost_end::mend(config, &store, &tail, Lsn::ZERO).await?;
+        let last_event = lost_end::mend(config, &store, &tail, Lsn::ZERO).await?.event;
         let tried = store.tried(&config.slot).await?;
         let log_end = store.log_end().await?;
         let end = tail.newest_since(1, 1, slot.system_id).await?;
         info!(slot = config.slot, "publishing from the table until the slot is there");
+        let last_event = LastEvent::later(end.last, last_event);
         let start = start(config, mode, end);
         let rows = Rows::new(config.table.clone(), config.routing());
         Ok(Known {
@@ -322,6 +323,7 @@ impl Awaited {
             unfenced,
             restores: false,
             went_back: None,
+            last_event,
         })
     }
 }
@@ -363,7 +365,7 @@ impl Streaming {
         // Events from there on may be lost, and come again.
         let resolved = state.resolved.filter(|_| !lost.now);
         let resolved = (resolved, slot.rules);
-        let (publishing, went_back) =
+        let (publishing, last, went_back) =
             publishing(config, mode, way, &tail, dead, &store, resolved).await?;
         let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
         let checkpoint = Checkpoint::new(written, config.shards.count());
@@ -379,6 +381,7 @@ impl Streaming {
             unfenced,
             restores,
             went_back,
+            last_event: LastEvent::later(last, lost.event),
         })
     }
 }
@@ -396,6 +399,7 @@ struct Known {
     unfenced: Option<String>,
     restores: bool,
     went_back: Option<String>,
+    last_event: Option<LastEvent>,
 }
 
 impl Known {
@@ -408,6 +412,7 @@ impl Known {
     ) -> Result<Opened<Replication>, Error> {
         let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, .. } = self;
         let (unfenced, restores, went_back) = (self.unfenced, self.restores, self.went_back);
+        let last_event = self.last_event;
         let history = History { system_id: slot.system_id, timeline: slot.timeline };
         let (stream, limits) = (&config.stream.name, tail.limits());
         let has_ids = !config.needs_fence();
@@ -443,6 +448,7 @@ impl Known {
             scanner: None,
             replay: None,
             history: HistoryWatch::new(),
+            last_event,
         };
         let started = Instant::now();
         Ok(Opened {
