@@ -1,15 +1,124 @@
-//! What operators want of consumers: to be paused, to go on, to go back in the stream.
+//! The consumers of an inbox: what they have before them, who has them, and what operators want of them.
 
 mod controls;
 mod rewinder;
 
-pub use self::controls::{ControlAction, Controls};
-pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
-
-use inbox::{Connection, Error};
+use inbox::access::rewind_records::FOLLOWS;
+use inbox::access::{as_json, upkept};
+use inbox::{Connection, Error, Upkept};
+use jiff::Timestamp;
 use outbox::Table;
+use serde::{Deserialize, Serialize};
 
-use crate::sql::records::query;
+pub use self::controls::ControlAction;
+pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
+use crate::sql::records::{list_letters, query, select};
+
+/// The consumers whose inbox is in one schema.
+pub struct Consumers {
+    connection: Connection,
+    outbox: Table,
+    /// Quoted.
+    schema: String,
+}
+
+/// What one consumer has before it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Backlog {
+    /// The consumer.
+    #[serde(skip_serializing)]
+    pub consumer: String,
+    /// Events that a worker has, or had when it died.
+    pub processing: i64,
+    /// Events whose last attempt failed and that are to be tried again.
+    pub failed: i64,
+    /// Those of both that were begun more than three times.
+    #[serde(skip_serializing)]
+    pub stubborn: i64,
+    /// Dead letters that nobody has decided about.
+    pub dead: i64,
+    /// The age of the oldest event that was begun and is not processed.
+    pub oldest_seconds: Option<f64>,
+    /// How long the oldest dead letter is one, of those that nobody has decided about.
+    #[serde(skip_serializing)]
+    pub oldest_dead_letter_seconds: Option<f64>,
+    /// Why the latest attempt failed, of those that are to be tried again.
+    pub last_error: Option<String>,
+}
+
+/// The worker that had the role of a consumer last, and what it said of itself at its last
+/// heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The consumer.
+    #[serde(skip_serializing)]
+    pub consumer: String,
+    /// The worker: its process id, and an id of its run.
+    pub owner: String,
+    /// Whether its lease is valid, by the database's clock. Nobody has the role otherwise.
+    pub is_valid: bool,
+    /// Since when it has, or had, the role.
+    pub acquired_at: Timestamp,
+    /// Until when, unless it renews the lease; `None` after it gave the role up.
+    pub expires_at: Option<Timestamp>,
+    /// As [`State`](inbox::State) in JSON: `active`, `paused`, ...
+    pub state: Option<String>,
+    /// As [`BreakerState`](inbox::BreakerState) in JSON: `closed`, `open` or `half_open`.
+    pub breaker: Option<String>,
+    /// Why it is paused, if it is.
+    pub reason: Option<String>,
+    /// When one event is tried next, while the breaker is open.
+    pub next_probe_at: Option<Timestamp>,
+    /// Why and when the consumer went back by itself the last time, if it ever did.
+    pub went_back: Option<String>,
+}
+
+impl Consumers {
+    /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
+    #[must_use]
+    pub fn new(connection: Connection, outbox: &Table) -> Self {
+        Self { connection, outbox: outbox.clone(), schema: outbox.quoted_schema() }
+    }
+
+    /// What each consumer has before it, by name; of those that ever met an event.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
+    pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
+        let sql = list_letters::list_backlogs(&self.schema);
+        select(&self.connection, "look at the inbox", &sql, &[]).await
+    }
+
+    /// When the tables were last looked after, and what that deleted; `None` if they never were.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn upkept(&self) -> Result<Option<Upkept>, Error> {
+        upkept(&self.connection, self.outbox.schema()).await
+    }
+
+    /// Who has the consumers, by consumer.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
+        // The lease that was given up ended before all times, which no time here stands for.
+        let sql = as_json(&format!(
+            "SELECT consumer, owner, expires_at > clock_timestamp() AS is_valid, acquired_at,
+                 nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason,
+                 next_probe_at,
+                 (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
+                  WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS})'
+                  ORDER BY id DESC LIMIT 1) AS went_back
+             FROM {schema}.inbox_roles AS it ORDER BY consumer",
+            schema = self.schema
+        ));
+        select(&self.connection, "look at the roles", &sql, &[]).await
+    }
+}
 
 /// Whether there are tables of an inbox beside the outbox `table`.
 ///

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use inbox::access::find_controls;
-use inbox::{Connection, Control, Error};
-use outbox::Table;
+use inbox::{Control, Error};
 use tokio_postgres::types::ToSql;
 
+use super::Consumers;
 use crate::dead_letters::{Actor, AuditEntry};
 use crate::sql::records::{control_consumers, query, select};
 
@@ -26,25 +26,13 @@ pub enum ControlAction {
     CloseBreaker,
 }
 
-/// The consumers whose inbox is in one schema.
-pub struct Controls {
-    connection: Connection,
-    schema: String,
-}
-
-impl Controls {
-    /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
-    #[must_use]
-    pub fn new(connection: Connection, outbox: &Table) -> Self {
-        Self { connection, schema: outbox.quoted_schema() }
-    }
-
+impl Consumers {
     /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of.
     ///
     /// # Errors
     ///
     /// If the database refuses; [`Error::Tables`] if the inbox is not set up.
-    pub async fn all(&self) -> Result<BTreeMap<String, Control>, Error> {
+    pub async fn controls(&self) -> Result<BTreeMap<String, Control>, Error> {
         let rows = query(&self.connection, DOING, &find_controls(&self.schema), &[]).await?;
         Ok(rows.iter().map(|row| (row.get("consumer"), Control::of(row))).collect())
     }
@@ -53,7 +41,7 @@ impl Controls {
     ///
     /// # Errors
     ///
-    /// As [`all`](Self::all).
+    /// As [`controls`](Self::controls).
     pub async fn want(
         &self,
         action: ControlAction,
@@ -75,7 +63,7 @@ impl Controls {
     ///
     /// # Errors
     ///
-    /// As [`all`](Self::all).
+    /// As [`controls`](Self::controls).
     pub async fn history(&self, consumer: &str, limit: u32) -> Result<Vec<AuditEntry>, Error> {
         let sql = control_consumers::list_entries(&self.schema);
         select(&self.connection, DOING, &sql, &[&consumer, &i64::from(limit)]).await

@@ -10,7 +10,6 @@
 //! Nothing is published. Each decision is one statement with its entry in `inbox_decisions`, and is
 //! about what it finds: an event that a worker has at that moment is left alone.
 
-mod holders;
 mod page_by_page;
 
 use inbox::access::{MAKE_DURABLE, Partitions, Room, answered};
@@ -23,7 +22,6 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-pub use self::holders::Holder;
 use super::{Action, Actor, AuditEntry, Filter};
 use crate::sql::records::decide_letters::{self, HOPELESS};
 use crate::sql::records::{list_letters, query, select};
@@ -122,30 +120,6 @@ pub enum Marked {
     Forgotten,
     /// Nobody here has heard of it, so its time, which is part of the key, has to be named.
     Unknown,
-}
-
-/// What one consumer has before it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Backlog {
-    /// The consumer.
-    #[serde(skip_serializing)]
-    pub consumer: String,
-    /// Events that a worker has, or had when it died.
-    pub processing: i64,
-    /// Events whose last attempt failed and that are to be tried again.
-    pub failed: i64,
-    /// Those of both that were begun more than three times.
-    #[serde(skip_serializing)]
-    pub stubborn: i64,
-    /// Dead letters that nobody has decided about.
-    pub dead: i64,
-    /// The age of the oldest event that was begun and is not processed.
-    pub oldest_seconds: Option<f64>,
-    /// How long the oldest dead letter is one, of those that nobody has decided about.
-    #[serde(skip_serializing)]
-    pub oldest_dead_letter_seconds: Option<f64>,
-    /// Why the latest attempt failed, of those that are to be tried again.
-    pub last_error: Option<String>,
 }
 
 impl DeadLetters {
@@ -346,21 +320,6 @@ impl DeadLetters {
             partitions.create(client, time).await?;
         }
         Ok(room)
-    }
-
-    /// What each consumer has before it, by name; of those that ever met an event.
-    ///
-    /// # Errors
-    ///
-    /// See [`list`](Self::list).
-    pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
-        select(
-            &self.connection,
-            "look at the inbox",
-            &list_letters::list_backlogs(&self.schema),
-            &[],
-        )
-        .await
     }
 
     fn parameters<'a>(&'a self, of: &'a Selection) -> Parameters<'a> {

@@ -15,7 +15,7 @@ use super::consumer_facts::{ConsumerSeen, TableFacts};
 use super::facts::Known;
 use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
-use crate::dead_letters::inbox_letters::DeadLetters;
+use crate::consumers::Consumers;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -109,8 +109,7 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
 }
 
 async fn at_work(connection: Connection, table: &Table) -> Known<Vec<(String, Option<String>)>> {
-    let letters = DeadLetters::new(connection, table);
-    let holders = bounded(letters.holders()).await?;
+    let holders = bounded(Consumers::new(connection, table).holders()).await?;
     Ok(holders.into_iter().filter(|it| it.is_valid).map(|it| (it.consumer, it.reason)).collect())
 }
 

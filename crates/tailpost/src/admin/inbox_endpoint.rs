@@ -168,7 +168,7 @@ struct ConsumerStatus {
 mod tests {
 
     use inbox::{Claims, DeadLetterCounts, LeaseCounts, Summary};
-    use operate::dead_letters::inbox_letters::Backlog;
+    use operate::consumers::Backlog;
 
     use crate::admin::Durable;
     use crate::admin::metrics::Format;

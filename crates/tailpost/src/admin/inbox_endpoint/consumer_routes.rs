@@ -7,8 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::{Connection, OperatorPause, Status};
-use operate::consumers::{ControlAction, Controls};
-use operate::dead_letters::inbox_letters::{Backlog, DeadLetters, Holder};
+use operate::consumers::{self, Backlog, ControlAction, Holder};
 use operate::dead_letters::{Actor, AuditEntry};
 use outbox::Table;
 use serde::Serialize;
@@ -102,15 +101,15 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> 
 }
 
 impl ConsumerState {
-    async fn connect(&self) -> Result<Connection, ApiError> {
-        Ok(Connection::lent(self.postgres.session("tailpost inbox api").await?))
+    async fn open(&self) -> Result<consumers::Consumers, ApiError> {
+        let session = self.postgres.session("tailpost inbox api").await?;
+        Ok(consumers::Consumers::new(Connection::lent(session), &self.table))
     }
 
     async fn consumers(&self) -> Result<BTreeMap<String, Consumer>, ApiError> {
-        let tables = DeadLetters::new(self.connect().await?, &self.table);
+        let tables = self.open().await?;
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
-        drop(tables);
-        let wanted = Controls::new(self.connect().await?, &self.table).all().await?;
+        let wanted = tables.controls().await?;
         let mut all: BTreeMap<String, Consumer> = BTreeMap::new();
         let mut of = |name: &str, set: &dyn Fn(&mut Consumer)| {
             let consumer = all.entry(name.to_owned()).or_default();
@@ -136,8 +135,7 @@ impl ConsumerState {
     async fn shown(&self, name: &str) -> Result<Response, ApiError> {
         let consumer = self.consumers().await?.remove(name);
         let consumer = consumer.ok_or_else(|| unknown(name))?;
-        let controls = Controls::new(self.connect().await?, &self.table);
-        json(&Shown { consumer, history: controls.history(name, HISTORY).await? })
+        json(&Shown { consumer, history: self.open().await?.history(name, HISTORY).await? })
     }
 
     async fn want(
@@ -151,11 +149,9 @@ impl ConsumerState {
         if !self.consumers().await?.contains_key(name) {
             return Err(unknown(name));
         }
-        let controls = Controls::new(self.connect().await?, &self.table);
-        if controls.want(action, name, &actor).await? {
+        if self.open().await?.want(action, name, &actor).await? {
             info!(consumer = name, ?action, by = actor.name, "controlled over HTTP");
         }
-        drop(controls);
         self.shown(name).await
     }
 }

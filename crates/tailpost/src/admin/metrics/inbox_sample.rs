@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use inbox::Upkept;
 use jiff::Timestamp;
-use operate::dead_letters::inbox_letters::Backlog;
+use operate::consumers::Backlog;
 
 /// What the servers know about a consumer, as of some seconds ago.
 #[derive(Debug, Clone, Default)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::consumer::{Info, PullConsumer};
 use inbox::{Connection, Status, Summary, Upkept};
 use jiff::Timestamp;
-use operate::dead_letters::inbox_letters::{Backlog, DeadLetters};
+use operate::consumers::{Backlog, Consumers};
 use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -43,12 +43,12 @@ impl Sampler {
     /// Runs until `stop`. Servers that do not answer leave the last figures as they are, and
     /// [`Samples::taken`] says how old those are.
     pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
-        let (mut letters, mut moved) = (None, BTreeMap::new());
+        let (mut consumers, mut moved) = (None, BTreeMap::new());
         loop {
             let began = Instant::now();
             let taken = tokio::select! {
                 () = stop.cancelled() => return,
-                taken = self.sample(&mut letters) => taken,
+                taken = self.sample(&mut consumers) => taken,
             };
             match taken {
                 Ok(mut taken) => {
@@ -58,7 +58,7 @@ impl Sampler {
                 Err(error) => {
                     let error = crate::exit::chain(&error);
                     debug!(error, "could not look at the inbox");
-                    letters = None;
+                    consumers = None;
                 }
             }
             let rest = (began.elapsed() * REST_TIMES).min(REST_MAX);
@@ -70,8 +70,8 @@ impl Sampler {
         }
     }
 
-    async fn sample(&self, letters: &mut Option<DeadLetters>) -> anyhow::Result<Samples> {
-        let (backlogs, upkept) = timeout(COUNT_MAX, self.count(letters)).await??;
+    async fn sample(&self, consumers: &mut Option<Consumers>) -> anyhow::Result<Samples> {
+        let (backlogs, upkept) = timeout(COUNT_MAX, self.count(consumers)).await??;
         let context = servers::jetstream_of(&self.nats);
         // A broker that is away leaves the database's figures as fresh as they are.
         let asked = self.consumers.iter().map(|(name, stream, may_take)| {
@@ -110,20 +110,20 @@ impl Sampler {
 
     async fn count(
         &self,
-        letters: &mut Option<DeadLetters>,
+        consumers: &mut Option<Consumers>,
     ) -> anyhow::Result<(Vec<Backlog>, Option<Upkept>)> {
-        let letters = match letters {
-            Some(letters) => letters,
+        let consumers = match consumers {
+            Some(consumers) => consumers,
             None => {
                 let (client, task) = self.postgres.connect("tailpost inbox metrics").await?;
                 // The server would go on with what nobody waits for any more.
                 let limit = format!("SET statement_timeout = {}", COUNT_MAX.as_millis());
                 client.batch_execute(&limit).await?;
                 let connection = Connection::with_guard(client, task);
-                letters.insert(DeadLetters::new(connection, &self.table))
+                consumers.insert(Consumers::new(connection, &self.table))
             }
         };
-        Ok((letters.backlogs().await?, letters.upkept().await?))
+        Ok((consumers.backlogs().await?, consumers.upkept().await?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use async_nats::jetstream;
 use inbox::{Connection, Upkept};
-use operate::dead_letters::inbox_letters::{Backlog, DeadLetters, Holder};
+use operate::consumers::{Backlog, Consumers, Holder};
 use serde::Serialize;
 use tracing::debug;
 
@@ -41,7 +41,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     let configured = settings.consumers()?;
     let (client, task) = settings.postgres_target()?.connect("tailpost status").await?;
     let connection = Connection::with_guard(client, task);
-    let tables = DeadLetters::new(connection, &settings.table()?);
+    let tables = Consumers::new(connection, &settings.table()?);
     let looked = async {
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
         Ok::<_, inbox::Error>((backlogs, holders, tables.upkept().await?))
