@@ -154,8 +154,12 @@ FROM own WHERE s.slot = own.slot
 RETURNING pg_current_xact_id()::text;
 
 -- note the end of the stream
-WITH durable AS (SELECT set_config('synchronous_commit', 'local', true)) UPDATE "public"."tailpost_streams" SET last_seq = $2 FROM durable
-WHERE stream = $1 AND last_seq < $2 AND created = coalesce($3, created);
+WITH durable AS (SELECT set_config('synchronous_commit', 'local', true)) UPDATE "public"."tailpost_streams" SET last_seq = greatest(last_seq, $2, $4),
+    event_seq = greatest(event_seq, $4::bigint),
+    event_id = CASE WHEN coalesce(event_seq, 0) < $4 THEN $5::uuid ELSE event_id END
+FROM durable
+WHERE stream = $1 AND (last_seq < $2 OR coalesce(event_seq, 0) < $4)
+    AND created = coalesce($3, created);
 
 -- park an event
 WITH ours AS MATERIALIZED (
