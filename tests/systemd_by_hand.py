@@ -71,7 +71,7 @@ def write(path, text, mode=0o644):
 
 
 def install(stack):
-    """What docs/packages.md says, below a folder that is copied over the root."""
+    """What docs/upgrading.md#packages says, below a folder that is copied over the root."""
     root = stack.folder / "install"
     (root / "usr/bin").mkdir(parents=True)
     shutil.copy(PROGRAMS["tailpost"], root / "usr/bin/tailpost")

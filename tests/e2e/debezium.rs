@@ -1,5 +1,5 @@
 //! A table that was made for Debezium's outbox event router, with the configuration and the
-//! statements that docs/debezium.md shows.
+//! statements that docs/migrating.md shows.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use support::{DEADLINE, TestEnv, until};
 use tempfile::NamedTempFile;
 use uuid::Uuid;
 
-const PAGE: &str = include_str!("../../docs/debezium.md");
+const PAGE: &str = include_str!("../../docs/migrating.md");
 
 /// The page's `n`th example in a language.
 fn example(language: &str, n: usize) -> &'static str {
@@ -165,7 +165,7 @@ async fn the_switch_from_a_connector_loses_and_doubles_nothing() {
     env.execute(publish).await;
     events(5).await;
     env.setup().await;
-    let switch = example("sql", 1);
+    let switch = example("sql", 2);
     let client = env.client().await;
     let refused = client.batch_execute(switch).await.expect_err("the connector is behind");
     assert!(format!("{refused:?}").contains("cannot advance replication slot"), "{refused:?}");
@@ -186,7 +186,7 @@ async fn the_switch_from_a_connector_loses_and_doubles_nothing() {
     wait_marked(&env).await;
     assert_eq!(env.stored_ids().await, expected);
     // The five that both slots brought are what retention keeps for ever.
-    env.execute(example("sql", 2)).await;
+    env.execute(example("sql", 3)).await;
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outboxevent").await, 25);
 }
 

@@ -1,6 +1,6 @@
 //! Servers that are frozen, as a virtual machine or a full disk freezes them: connections stay open
 //! and nobody answers. Operators see it in `/readyz`, of the relay and of the inbox, as
-//! docs/runbook.md shows it.
+//! docs/operations.md shows it.
 
 use lab::Port;
 use support::{DEADLINE, Relay, TestEnv, ask, get, until};
@@ -10,7 +10,7 @@ use crate::inbox::http::{set_up, wait_processed};
 use crate::inbox::service::Service;
 use crate::pages::shown::{json_shape, readyz, section, steps_below};
 
-const PAGE: &str = include_str!("../../docs/runbook.md");
+const PAGE: &str = include_str!("../../docs/operations.md");
 const HANGS: &str = "## A server that hangs";
 
 struct Scene {

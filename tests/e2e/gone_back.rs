@@ -10,7 +10,7 @@ use support::{DEADLINE, Relay, TestEnv, get, until};
 
 use crate::pages::shown::steps_below;
 
-const PAGE: &str = include_str!("../../docs/durability.md");
+const PAGE: &str = include_str!("../../docs/limits.md");
 
 pub(crate) fn copy(from: &Path, to: &Path) {
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp");
@@ -347,7 +347,7 @@ async fn while_a_lost_end_is_brought_back_the_relay_is_not_ready() {
     assert_eq!(env.stored().await.len(), 50);
 }
 
-/// As docs/durability.md shows it.
+/// As docs/limits.md#durability shows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_power_cut_goes_as_the_page_shows() {
     let mut env = TestEnv::new().await;

@@ -18,7 +18,7 @@ use crate::inbox::service::Service;
 
 const QUICKSTART: &str = include_str!("../../docs/quickstart.md");
 const SECURITY: &str = include_str!("../../docs/security.md");
-const SEQUIN: &str = include_str!("../../docs/sequin.md");
+const MIGRATING: &str = include_str!("../../docs/migrating.md");
 
 /// A page's `n`th example in a language.
 fn example<'a>(page: &'a str, language: &str, n: usize) -> &'a str {
@@ -117,9 +117,9 @@ async fn a_role_of_one_side_is_shown_that_side_and_told_what_the_other_needs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_switch_from_sequin_loses_and_doubles_nothing() {
     let mut env = TestEnv::new().await;
-    env.execute(example(SEQUIN, "sql", 0)).await;
+    env.execute(example(MIGRATING, "sql", 1)).await;
     env.execute("SELECT pg_create_logical_replication_slot('sequin_slot', 'pgoutput')").await;
-    let _file = configured(&mut env, example(SEQUIN, "toml", 0));
+    let _file = configured(&mut env, example(MIGRATING, "toml", 1));
     let events = async |n: i32| -> Vec<Uuid> {
         let mut ids = Vec::new();
         for _ in 0..n {
@@ -137,7 +137,9 @@ async fn the_switch_from_sequin_loses_and_doubles_nothing() {
     env.execute(publish).await;
     // It is stopped here; the application goes on.
     let mut expected = events(2).await;
-    env.execute(example(SEQUIN, "sql", 1)).await;
+    let switch = example(MIGRATING, "sql", 2);
+    let switch = switch.replace("'debezium'", "'sequin_slot'").replace("outboxevent", "outbox");
+    env.execute(&switch).await;
     expected.extend(events(2).await);
     let _relay = env.relay();
     expected.extend(events(2).await);

@@ -1,4 +1,4 @@
-//! Two versions of an event side by side, as docs/versioning.md says.
+//! Two versions of an event side by side, as docs/producers.md#changing-an-events-payload says.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy};
 use futures_util::StreamExt;
 use support::{DEADLINE, TestEnv, until};
 
-const PAGE: &str = include_str!("../../docs/versioning.md");
+const PAGE: &str = include_str!("../../docs/producers.md");
 const AGGREGATES: usize = 7;
 
 /// What a consumer handled: aggregate, number of the fact, version.

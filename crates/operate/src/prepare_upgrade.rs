@@ -209,7 +209,7 @@ async fn notes(config: &Config, store: &Store, server: u32) -> Result<Vec<String
     if config.each_shard().len() > 1 {
         notes.push(
             "PostgreSQL may hash an aggregate to another shard afterwards: to keep its events in \
-             order, stop producers before the relays, as docs/scaling.md says"
+             order, stop producers before the relays, as docs/modes.md#several-shards says"
                 .into(),
         );
     }

@@ -183,7 +183,7 @@ pub(crate) enum Command {
     /// Watch a relay and an inbox: rate, lag, latency, window, breaker, slot, dead letters, consumers
     ///
     /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
-    /// with admin.token. docs/top.md says what is shown.
+    /// with admin.token. docs/operations.md#top says what is shown.
     Top(TopArgs),
     /// Check the whole set-up, and show what mends what is wrong
     ///

@@ -36,8 +36,8 @@ fn warn_of_unusable(settings: &Settings) {
     if let Some(variable) = settings.telemetry.unusable {
         tracing::warn!(
             variable,
-            hint =
-                "set telemetry.otlp_endpoint and telemetry.otlp_headers, as docs/tracing.md says",
+            hint = "set telemetry.otlp_endpoint and telemetry.otlp_headers: \
+                    docs/operations.md#traces-and-log-lines",
             "a variable of OpenTelemetry is passed over: its value cannot be used"
         );
     }

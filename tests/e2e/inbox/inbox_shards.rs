@@ -16,7 +16,7 @@ async fn a_consumer_for_each_shard_handles_every_event_once_in_order() {
     let service = Service::start().await;
     let folder = tempfile::tempdir().expect("create a folder");
     let path = folder.path().join("tailpost.toml");
-    // As docs/scaling.md has it.
+    // As docs/modes.md#several-shards has it.
     let section = |shard: u32| {
         let handler = service.url();
         format!("[inbox.billing_{shard}]\nstream = \"OUTBOX_{shard}\"\nhandler = \"{handler}\"\n")

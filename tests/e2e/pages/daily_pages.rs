@@ -1,5 +1,5 @@
-//! What docs/waiting.md, docs/verify.md, docs/rewind.md and docs/retention.md show of a relay and an
-//! inbox that work.
+//! What docs/api.md, docs/verify.md, docs/replay.md and docs/retention.md show of a relay and an inbox
+//! that work.
 
 use lab::Port;
 use support::{DEADLINE, TestEnv, until};
@@ -9,9 +9,9 @@ use super::shown::{Step, steps};
 use crate::inbox::service::Service;
 use crate::verify::{free, message_of, remove, store};
 
-const WAITING: &str = include_str!("../../../docs/waiting.md");
+const WAITING: &str = include_str!("../../../docs/api.md");
 const VERIFY: &str = include_str!("../../../docs/verify.md");
-const REWIND: &str = include_str!("../../../docs/rewind.md");
+const REWIND: &str = include_str!("../../../docs/replay.md");
 const RETENTION: &str = include_str!("../../../docs/retention.md");
 
 /// The page's commands that begin with these words.

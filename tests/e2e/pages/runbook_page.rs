@@ -1,4 +1,4 @@
-//! docs/runbook.md, trouble by trouble. What frozen servers show is held against it by `frozen`.
+//! docs/operations.md, trouble by trouble. What frozen servers show is held against it by `frozen`.
 
 use async_nats::jetstream::stream::Config;
 use lab::Port;
@@ -10,7 +10,7 @@ use super::shown::{json_shape, readyz, section, steps_below};
 use crate::inbox::http::{set_up, wait_processed};
 use crate::inbox::service::Service;
 
-const PAGE: &str = include_str!("../../../docs/runbook.md");
+const PAGE: &str = include_str!("../../../docs/operations.md");
 
 /// What the page calls its events.
 const POISON: &str = "d75cc0d1-9aa8-4982-974f-1ed8bf28c9ee";

@@ -50,7 +50,7 @@ async fn messages(jetstream: &Context) -> Option<u64> {
     Some(sum)
 }
 
-/// The files in docs/scaling.md, with addresses and a folder of this machine.
+/// The files in docs/modes.md#several-shards, with addresses and a folder of this machine.
 struct Documented {
     folder: TempDir,
     ports: Vec<Port>,
@@ -113,7 +113,7 @@ impl Drop for Documented {
 
 /// A block of the page: the one in this language that contains `part`.
 fn block(language: &str, part: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/scaling.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/modes.md");
     let page = fs::read_to_string(path).expect("read the page");
     let start = format!("```{language}\n");
     let blocks = page.split(&start).skip(1).filter_map(|it| it.split("\n```").next());

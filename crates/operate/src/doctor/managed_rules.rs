@@ -171,7 +171,7 @@ fn iam(seen: &Seen) -> Judged {
                  reconnects later than that"
             ),
             vec![
-                Remedy::advice("set postgres.password_command: docs/credentials.md"),
+                Remedy::advice("set postgres.password_command: docs/security.md#credentials"),
                 Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
             ],
         ));

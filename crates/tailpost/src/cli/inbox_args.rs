@@ -36,7 +36,8 @@ pub(crate) enum InboxCommand {
     /// Send one consumer back in its stream; without --execute, print what that would do
     ///
     /// Other consumers see nothing of it. Events that were processed are skipped, unless --again is
-    /// given. The worker that has the consumer carries it out; docs/rewind.md says how.
+    /// given. The worker that has the consumer carries it out: see
+    /// docs/replay.md#sending-one-consumer-back.
     Rewind(RewindArgs),
     /// Record that an event had its effect by other means, so that no attempt follows
     ///

@@ -129,9 +129,10 @@ fn linked(line: &str) -> String {
     let mut parts = line.split("docs/");
     text.push_str(parts.next().unwrap_or_default());
     for part in parts {
-        let end = part.find(".md").expect("docs/ is followed by the name of a page") + 3;
-        let (page, rest) = part.split_at(end);
-        _ = write!(text, "[{page}]({page}){rest}");
+        let link =
+            part.split([' ', ',', ';', ':', ')']).next().unwrap_or_default().trim_end_matches('.');
+        let (page, rest) = (link.split('#').next().unwrap_or_default(), &part[link.len()..]);
+        _ = write!(text, "[{page}]({link}){rest}");
     }
     text
 }
