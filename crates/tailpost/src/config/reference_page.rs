@@ -12,13 +12,12 @@ const REFERENCE: &str = include_str!("../../reference.toml");
 const INTRODUCTION: &str = "\
 # Configuration
 
-This page is made from [docker/tailpost.toml](../docker/tailpost.toml) and from what the code
-accepts: `UPDATE_PAGES=1 cargo test -p tailpost configuration_page` writes it anew, and a test fails
-while it is old.
+Made from [docker/tailpost.toml](../docker/tailpost.toml) and from what the code accepts:
+`UPDATE_PAGES=1 cargo test -p tailpost configuration_page` writes this page.
 
-The file is `tailpost.toml` in the working directory, or what `--config` or `TAILPOST_CONFIG` names.
-A mistake ends the program with exit code 78, and names the line and the nearest known name.
-`GET /api/v1/config` shows the effective settings, and where each comes from ([api.md](api.md)).
+The file is `tailpost.toml` in the working directory, or what `--config` or `TAILPOST_CONFIG` names. A
+mistake ends the program with exit code 78, and names the line and the nearest known name.
+`GET /api/v1/config` shows the effective settings, and where each comes from.
 ";
 
 /// A setting as the file shows it.
@@ -52,7 +51,9 @@ fn shown(line: &str) -> Option<Shown<'_>> {
 fn wanted(section: &str, name: &str) -> String {
     let (problem, _) = refusal(&format!("[{section}]\n{name} = 1979-05-27\n"), &[]);
     let (_, wanted) = problem.split_once(" must be ").expect("an error says what is wanted");
-    wanted.to_owned()
+    wanted
+        .replace(r#" such as "500ms", "30s", "2m", "12h" or "7d""#, "")
+        .replace(r#" such as "512KiB", "64MiB" or "10GiB""#, "")
 }
 
 impl Page {
@@ -65,16 +66,14 @@ impl Page {
     fn setting(&mut self, setting: &Shown<'_>) {
         let comments = self.take_comments();
         let path = format!("{}.{}", self.section, setting.name);
-        let variable = path.replace('.', "__").to_uppercase();
         let default = setting.default.map_or("none".to_owned(), |it| format!("`{it}`"));
         let wanted = wanted(&self.section, setting.name);
         let is_secret = KEYS.iter().any(|it| it.path == path && it.is_secret)
             || setting.name == inbox_settings::SECRETS;
         let secret = if is_secret { ". A secret: it is shown nowhere" } else { "" };
-        _ = write!(
+        _ = writeln!(
             self.text,
-            "{comments}\n- **`{path}`**: {wanted}{secret}. Default: {default}.\n  \
-             `TAILPOST_{variable}`\n"
+            "{comments}\n- **`{path}`**: {wanted}{secret}. Default: {default}."
         );
     }
 

@@ -9,32 +9,31 @@ use super::{inbox_table, relay_table};
 const INTRODUCTION: &str = "\
 # Metrics
 
-This page is made from what the code declares: `UPDATE_PAGES=1 cargo test -p tailpost metrics_page`
-writes it anew, and a test fails while it is old.
+Made from what the code declares: `UPDATE_PAGES=1 cargo test -p tailpost metrics_page` writes this page.
 
-A relay serves its metrics at `/metrics` of `admin.listen`, an inbox at that of
-`admin.inbox_listen`. With `admin.token` a scraper has to send it
-([docker/prometheus.yml](../docker/prometheus.yml) is an example). [alerts.md](alerts.md) says
-which of them to be woken up for; [docker/grafana](../docker/grafana) has a dashboard.
+A relay serves its metrics at `/metrics` of `admin.listen`, an inbox at that of `admin.inbox_listen`,
+with `admin.token` if set ([docker/prometheus.yml](../docker/prometheus.yml)). The commands export
+nothing. [docker/grafana](../docker/grafana) has a dashboard, [alerts.md](alerts.md) the alerts.
 
-- Every metric has the label `env`, which is `metrics.environment` of the configuration.
-- Those of a relay also have `pipeline`, the slot and the publication, and `stream`. With several
-  shards the metrics of a shard have `shard` and its own `stream`.
-- Those of an inbox also have `consumer`, where they are about one.
-- Counters begin at 0 when the process starts. What only a database or a broker knows is asked for
-  every `metrics.interval`, and stays as it was while that is away.
-- Histograms have classic buckets from 1 ms to 60 s in the text format. A Prometheus that asks for
-  the protobuf format, as it does with `--enable-feature=native-histograms`, gets native buckets
-  beside them: each bound is 9 % above the one before, from 8 µs to 2.3 hours.
-
-`tailpost maintain`, `verify` and the other commands export nothing.
+- Every metric has the label `env` (`metrics.environment`). Those of a relay also have `pipeline`, the
+  slot and the publication, and `stream`; with several shards `shard`. Those of an inbox have
+  `consumer`, where they are about one.
+- Counters begin at 0 when the process starts. What only a server knows is read every
+  `metrics.interval`, and keeps its value while that server is away.
+- Histograms have classic buckets from 1 ms to 60 s in the text format. A Prometheus with
+  `--enable-feature=native-histograms` gets native buckets too: each bound is 9 % above the one before,
+  from 8 µs to 2.3 hours.
 ";
 
 /// The page.
 fn page() -> String {
     let mut page = INTRODUCTION.to_owned();
-    section(&mut page, "Relay", &of_relay());
-    section(&mut page, "Inbox", &of_inbox());
+    let (relay, inbox) = (of_relay(), of_inbox());
+    let (both, relay): (Vec<_>, Vec<_>) = relay.into_iter().partition(|it| inbox.contains(it));
+    let inbox: Vec<_> = inbox.into_iter().filter(|it| !both.contains(it)).collect();
+    section(&mut page, "Relay and inbox", &both);
+    section(&mut page, "Relay", &relay);
+    section(&mut page, "Inbox", &inbox);
     page
 }
 
