@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
+use serde::Deserialize;
 use servers::{Error, NatsTarget, PostgresTarget, check_name};
 
 pub use crate::mode::Mode;
@@ -64,7 +65,8 @@ pub struct Config {
 }
 
 /// What becomes of later events of an aggregate of which one was parked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnPark {
     /// They are published.
     #[default]
@@ -162,7 +164,8 @@ impl Default for PollConfig {
 }
 
 /// How a row of the log's says that its event is published.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MarkBy {
     /// `published_at` and its companions are written to it.
     #[default]

@@ -1,192 +1,115 @@
 //! Settings: defaults, then `tailpost.toml`, then the environment, then flags.
 //!
-//! One table, [`keys::KEYS`], knows every setting. All layers go through it, so each setting can be
-//! given in each layer, and a mistake in any of them is reported with its place.
+//! All layers are laid over each other first ([`given`]), then serde reads each key into the type
+//! that its line in [`sections`] has. So each setting can be given in each layer, and a mistake in
+//! any of them is reported with its place.
 
 mod admin_settings;
 mod environment;
 mod error;
+mod forms;
+mod given;
 mod inbox_settings;
-mod keys;
 mod layers;
+mod reference;
 mod routes;
+mod sections;
 mod shown;
 mod telemetry_settings;
-mod value;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use relay::{
-    Config, MarkConfig, Mode, OnPark, PollConfig, RetentionConfig, ScanConfig, Shards,
+    Config, MarkConfig, PollConfig, RetentionConfig, RewindConfig, ScanConfig, Shards,
     StreamConfig, WalConfig, WindowLimits,
 };
-use servers::{NatsAccess, NatsTarget, PostgresTarget, PostgresTls, SecretCommand, SecretSource};
+use serde::Deserialize;
+use servers::{NatsAccess, NatsTarget, PostgresTarget, PostgresTls, SecretSource};
+
+use self::sections::PostgresSettings;
 
 pub(crate) use admin_settings::{AdminSettings, ProxySettings, Role, TokenFile};
 pub(crate) use error::{Error, Origin};
+#[cfg(test)]
+pub(crate) use forms::{BearerToken, Count};
+pub(crate) use forms::{OrOff, parse_duration};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
+pub(crate) use sections::LogFormat;
 pub(crate) use shown::Setting;
 pub(crate) use telemetry_settings::TelemetrySettings;
 
-/// Parses a duration as the configuration writes them, or says what is wanted.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, std::borrow::Cow<'static, str>> {
-    value::Value::Text(text).duration()
-}
-
 /// The effective settings. Holds secrets: not `Debug`, never printed.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct Settings {
-    pub(crate) postgres: PostgresSettings,
-    pub(crate) nats: NatsSettings,
-    pub(crate) stream: StreamConfig,
-    pub(crate) relay: RelaySettings,
-    pub(crate) retention: RetentionConfig,
-    pub(crate) rewind: relay::RewindConfig,
-    inbox: inbox_settings::InboxSettings,
-    pub(crate) routes: Vec<relay::Route>,
+    pub(crate) postgres: sections::PostgresSettings,
+    outbox: sections::OutboxSettings,
+    pub(crate) nats: sections::NatsSettings,
+    pub(crate) stream: sections::StreamSettings,
+    pub(crate) relay: sections::RelaySettings,
+    retention: sections::RetentionSettings,
+    rewind: sections::RewindSettings,
+    inbox: sections::ConsumerSettings,
     pub(crate) admin: AdminSettings,
-    pub(crate) metrics: MetricsSettings,
-    pub(crate) log: LogSettings,
+    pub(crate) metrics: sections::MetricsSettings,
+    pub(crate) log: sections::LogSettings,
     pub(crate) telemetry: TelemetrySettings,
-    // Where each setting that is not a default came from.
-    origins: BTreeMap<String, Origin>,
-    // What it was.
-    given: shown::Given,
-    // From what they were read.
-    sources: Again,
-}
-
-/// What can be read again.
-#[derive(Clone, Default)]
-struct Again(Option<Arc<Sources>>);
-
-/// Settings are the same wherever they come from.
-impl PartialEq for Again {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-#[derive(Clone, PartialEq)]
-pub(crate) struct PostgresSettings {
-    pub(crate) url: Option<String>,
-    /// Where the password is, instead of in the URL; one of the two.
-    pub(crate) password_file: Option<PathBuf>,
-    pub(crate) password_command: Option<SecretCommand>,
-    pub(crate) table: outbox::Table,
-    /// What the table's columns are called.
-    pub(crate) columns: outbox::Columns,
-    pub(crate) slot: String,
-    pub(crate) publication: String,
-    pub(crate) tls: PostgresTls,
-}
-
-#[derive(Clone, PartialEq)]
-pub(crate) struct NatsSettings {
-    pub(crate) url: String,
-    pub(crate) access: NatsAccess,
-}
-
-#[derive(Clone, PartialEq)]
-pub(crate) struct RelaySettings {
-    pub(crate) mode: Mode,
-    pub(crate) subject: outbox::wire::SubjectTemplate,
-    pub(crate) window: WindowLimits,
-    pub(crate) ack_timeout: Duration,
-    pub(crate) on_park: OnPark,
-    pub(crate) max_attempts: u32,
-    pub(crate) scan: ScanConfig,
-    pub(crate) poll: PollConfig,
-    pub(crate) mark: MarkConfig,
-    pub(crate) wal: WalConfig,
-    pub(crate) shards: u32,
-}
-
-#[derive(Clone, PartialEq)]
-pub(crate) struct MetricsSettings {
-    /// The label `env` of every metric.
-    pub(crate) environment: String,
-    /// How often the servers are asked for what only they know.
-    pub(crate) interval: Duration,
-}
-
-#[derive(Clone, PartialEq)]
-pub(crate) struct LogSettings {
-    pub(crate) format: LogFormat,
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object a line.
-    Json,
+    #[serde(skip)]
+    routes: Vec<relay::Route>,
+    #[serde(skip)]
+    consumers: BTreeMap<String, sections::ConsumerSettings>,
+    #[serde(skip)]
+    columns: outbox::Columns,
+    // Of what they were made.
+    #[serde(skip)]
+    given: given::Given,
+    // From where that can be read again.
+    #[serde(skip)]
+    sources: Option<Arc<Sources>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            postgres: PostgresSettings {
-                url: None,
-                password_file: None,
-                password_command: None,
-                table: outbox::Table::default(),
-                columns: outbox::Columns::default(),
-                slot: "tailpost".into(),
-                publication: "tailpost".into(),
-                tls: PostgresTls::default(),
-            },
-            nats: NatsSettings {
-                url: "nats://localhost:4222".into(),
-                access: NatsAccess::default(),
-            },
-            stream: StreamConfig::default(),
-            relay: RelaySettings {
-                mode: Mode::default(),
-                subject: "outbox.{aggregate_type}.{event_type}"
-                    .parse()
-                    .expect("the default template is valid"),
-                window: WindowLimits::default(),
-                ack_timeout: Config::ACK_TIMEOUT,
-                on_park: OnPark::default(),
-                max_attempts: Config::MAX_ATTEMPTS,
-                scan: ScanConfig::default(),
-                poll: PollConfig::default(),
-                mark: MarkConfig::default(),
-                wal: WalConfig::default(),
-                shards: Shards::default().count(),
-            },
-            retention: RetentionConfig::default(),
-            rewind: relay::RewindConfig::default(),
-            inbox: inbox_settings::InboxSettings::default(),
-            routes: Vec::new(),
-            admin: AdminSettings::default(),
-            metrics: MetricsSettings {
-                environment: "default".into(),
-                interval: Duration::from_secs(15),
-            },
-            log: LogSettings { format: LogFormat::Text },
-            telemetry: TelemetrySettings::default(),
-            origins: BTreeMap::new(),
-            given: shown::Given::default(),
-            sources: Again::default(),
-        }
+        given::Given::new().settings().expect("a test reads the reference")
     }
 }
 
 impl Settings {
     /// Reads all layers.
     pub(crate) fn load(sources: &Sources) -> Result<Self, Error> {
-        let mut settings = Self::default();
-        layers::apply(&mut settings, sources)?;
+        let given = layers::read(sources)?;
+        let mut settings = given.settings()?;
+        settings.routes = routes::read(&given)?;
+        for name in &given.consumers {
+            settings.consumers.insert(name.clone(), given.consumer(name)?);
+        }
+        // After all of them are checked.
+        if let Some(only) = &sources.consumer {
+            settings.consumers.retain(|name, _| name == only);
+        }
+        let endpoint = given.origin("telemetry.otlp_endpoint");
+        settings.telemetry.is_exact = environment::is_exact(endpoint.as_ref());
+        settings.telemetry.unusable = given.unusable;
+        settings.given = given;
+        settings.columns = settings.columns()?;
         settings.check_admin()?;
-        settings.sources = Again(Some(Arc::new(sources.clone())));
+        settings.sources = Some(Arc::new(sources.clone()));
         Ok(settings)
+    }
+
+    fn columns(&self) -> Result<outbox::Columns, Error> {
+        let mut columns = outbox::Columns::default();
+        for column in outbox::Column::ALL {
+            let documented = column.documented_name();
+            let Some(name) = self.outbox.columns.get(documented) else { continue };
+            columns.rename(column, name).map_err(|error| {
+                let path = format!("outbox.columns.{documented}");
+                let problem = format!("`{path}` must be the name of a column: {error}");
+                Error::about(self.given.origin(&path), problem)
+            })?;
+        }
+        Ok(columns)
     }
 
     /// What the relay would need to know, if need be without a database: enough to show a plan.
@@ -199,7 +122,10 @@ impl Settings {
     /// The database.
     pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
         let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
-        let target = PostgresTarget::new(url, self.postgres.tls.clone());
+        let PostgresSettings { sslmode, sslrootcert, sslcert, sslkey, .. } = self.postgres.clone();
+        let sslmode = sslmode.map(|it| it.0);
+        let target =
+            PostgresTarget::new(url, PostgresTls { sslmode, sslrootcert, sslcert, sslkey });
         let target = target.map_err(|source| self.blame("postgres.url", source))?;
         match self.password()? {
             Some(source) => target.with_password(source).map_err(|it| self.blame("", it)),
@@ -213,11 +139,11 @@ impl Settings {
             &self.postgres;
         match (file.clone(), command.clone()) {
             (Some(_), Some(_)) => Err(Error::about(
-                self.origins.get("postgres.password_command").cloned(),
+                self.given.origin("postgres.password_command"),
                 "postgres.password_command: postgres.password_file is set too, give one of them",
             )),
             (Some(file), None) => Ok(Some(SecretSource::File(file))),
-            (None, Some(command)) => Ok(Some(SecretSource::Command(command))),
+            (None, Some(command)) => Ok(Some(SecretSource::Command(command.0))),
             (None, None) => Ok(None),
         }
     }
@@ -225,10 +151,10 @@ impl Settings {
     /// The broker.
     pub(crate) fn nats_target(&self) -> Result<NatsTarget, Error> {
         let target = self.nats_target_now()?;
-        let from_file = |key: &str| matches!(self.origins.get(key), Some(Origin::File(..)));
+        let from_file = |key: &str| matches!(self.given.origin(key), Some(Origin::File(..)));
         let is_readable = ["nats.url", "nats.token", "nats.user", "nats.password"];
         match &self.sources {
-            Again(Some(sources)) if is_readable.into_iter().any(from_file) => {
+            Some(sources) if is_readable.into_iter().any(from_file) => {
                 let sources = Arc::clone(sources);
                 Ok(target.reread_by(move || Ok(Self::load(&sources)?.nats_target_now()?)))
             }
@@ -237,33 +163,86 @@ impl Settings {
     }
 
     fn nats_target_now(&self) -> Result<NatsTarget, Error> {
-        NatsTarget::new(&self.nats.url, self.nats.access.clone())
-            .map_err(|source| self.blame("nats.url", source))
+        let nats = self.nats.clone();
+        let access = NatsAccess {
+            creds: nats.creds,
+            nkey: nats.nkey.map(|it| it.0),
+            token: nats.token.map(|it| it.0),
+            token_file: nats.token_file,
+            user: nats.user,
+            password: nats.password.map(|it| it.0),
+            password_file: nats.password_file,
+            ca: nats.ca,
+            cert: nats.cert,
+            key: nats.key,
+            tls_first: nats.tls_first,
+            api_prefix: nats.api_prefix,
+            inbox_prefix: nats.inbox_prefix,
+        };
+        NatsTarget::new(&nats.url, access).map_err(|source| self.blame("nats.url", source))
+    }
+
+    /// How long what is done with is kept.
+    pub(crate) fn retention(&self) -> RetentionConfig {
+        let it = &self.retention;
+        RetentionConfig {
+            published: it.published.map(|it| it.0),
+            dead_letters: it.dead_letters.map(|it| it.0),
+            audit: it.audit.map(|it| it.0),
+            replays: it.replays.map(|it| it.0),
+            interval: it.interval.0,
+        }
+    }
+
+    fn stream_config(&self) -> StreamConfig {
+        let it = &self.stream;
+        StreamConfig {
+            name: it.name.clone(),
+            subjects: it.subjects.clone(),
+            replicas: it.replicas.get(),
+            duplicate_window: it.duplicate_window.0,
+            max_age: it.max_age.map(|it| it.0),
+            max_bytes: it.max_bytes.map(|it| it.0),
+        }
     }
 
     /// What the relay needs to know.
     pub(crate) fn relay_config(&self) -> Result<Config, Error> {
+        let it = &self.relay;
+        // Of 4 GiB at most, which fits.
+        let bytes = usize::try_from(it.window_bytes.0).unwrap_or(usize::MAX);
         let config = Config {
             postgres: self.postgres_target()?,
             nats: self.nats_target()?,
             table: self.table()?,
             slot: self.postgres.slot.clone(),
             publication: self.postgres.publication.clone(),
-            stream: self.stream.clone(),
-            subject: self.relay.subject.clone(),
+            stream: self.stream_config(),
+            subject: it.subject.0.clone(),
             routes: self.routes.clone(),
-            mode: self.relay.mode,
-            window: self.relay.window,
-            scan: self.relay.scan,
-            poll: self.relay.poll,
-            mark: self.relay.mark,
-            wal: self.relay.wal,
-            ack_timeout: self.relay.ack_timeout,
-            on_park: self.relay.on_park,
-            retention: self.retention,
-            rewind: self.rewind,
-            max_attempts: self.relay.max_attempts,
-            shards: Shards::new(self.relay.shards),
+            mode: it.mode.0,
+            window: WindowLimits { events: it.window_events.get(), bytes },
+            scan: ScanConfig { interval: it.scan_interval.0, batch: it.scan_batch.get() },
+            poll: PollConfig {
+                interval: it.poll_interval.0,
+                batch: it.poll_batch.get(),
+                workers: it.poll_workers.get(),
+            },
+            mark: MarkConfig {
+                by: it.mark.0,
+                batch: it.mark_batch.get(),
+                interval: it.mark_interval.0,
+            },
+            wal: WalConfig { limit: it.wal_limit.map(|it| it.0), messages: it.wal_messages },
+            ack_timeout: it.ack_timeout.0,
+            on_park: it.on_park.0,
+            retention: self.retention(),
+            rewind: RewindConfig {
+                retain: self.rewind.retain.map(|it| it.0),
+                max_age: self.rewind.max_age.0,
+            },
+            max_attempts: it.max_attempts.0,
+            shards: Shards::new(it.shards.0),
         };
         config.validate().map_err(|source| self.blame("", source))?;
         Ok(config)
@@ -271,31 +250,30 @@ impl Settings {
 
     /// The outbox, which may or may not exist; the inbox is in its schema.
     pub(crate) fn table(&self) -> Result<outbox::Table, Error> {
-        let Self { postgres: PostgresSettings { table, columns, .. }, origins, .. } = self;
-        table.clone().with_columns(columns.clone()).map_err(|error| {
-            let origin = origins.iter().find(|(path, _)| path.starts_with("outbox.columns."));
-            Error::about(origin.map(|(_, origin)| origin.clone()), error.to_string())
+        let table = self.postgres.table.0.clone().with_columns(self.columns.clone());
+        table.map_err(|error| {
+            Error::about(self.given.origin_below("outbox.columns."), error.to_string())
         })
     }
 
     /// Adds where the setting came from to an error that names one.
     fn blame(&self, fallback: &str, source: servers::Error) -> Error {
         let origin = match &source {
-            servers::Error::Invalid { setting, .. } => self.origins.get(*setting),
+            servers::Error::Invalid { setting, .. } => self.given.origin(setting),
             _ => None,
         };
-        let origin = origin.or_else(|| self.origins.get(fallback)).cloned();
+        let origin = origin.or_else(|| self.given.origin(fallback));
         Error::refused(origin, source)
     }
 
     fn check_admin(&self) -> Result<(), Error> {
         let AdminSettings { listen, inbox_listen, .. } = &self.admin;
         for (key, listen) in [("admin.listen", listen), ("admin.inbox_listen", inbox_listen)] {
-            if let Some(listen) = listen
+            if let Some(listen) = listen.0
                 && !listen.ip().is_loopback()
                 && !self.admin.is_closed()
             {
-                return Err(Error::open_admin(self.origins.get(key).cloned(), key, *listen));
+                return Err(Error::open_admin(self.given.origin(key), key, listen));
             }
         }
         Ok(())

@@ -62,7 +62,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         }
         _ => (load()?, cli.global.verbosity()),
     };
-    telemetry::init(settings.log.format, verbosity)?;
+    telemetry::init(settings.log.format.0, verbosity)?;
     // A relay is one loop with a few connections: on one thread they hand events on in batches, where
     // several threads would wake each other for each. That halves what an event costs.
     let mut runtime = match cli.command {

@@ -60,7 +60,7 @@ impl Traces {
     pub(crate) fn start(settings: &Settings) -> Result<Self> {
         warn_of_unusable(settings);
         let Some(endpoint) = &settings.telemetry.otlp_endpoint else { return Ok(Self::default()) };
-        let exporter = exporter::Exporter::start(endpoint, settings)?;
+        let exporter = exporter::Exporter::start(&endpoint.0, settings)?;
         Ok(Self { exporter: Some(exporter) })
     }
 

@@ -56,10 +56,10 @@ impl Access {
     pub(crate) fn new(settings: &AdminSettings) -> Result<Self, TokenError> {
         let secrets = settings.tokens.iter().map(|it| read(&it.file).map(Some));
         Ok(Self {
-            token: settings.token.clone(),
+            token: settings.token.clone().map(|it| it.0),
             files: settings.tokens.clone(),
             secrets: RwLock::new(secrets.collect::<Result<_, _>>()?),
-            proxy: settings.proxy.clone(),
+            proxy: settings.proxy(),
             is_closed: settings.is_closed(),
         })
     }
@@ -243,11 +243,13 @@ mod tests {
     }
 
     fn behind_a_proxy(role_header: Option<&str>) -> Access {
-        let mut settings =
-            AdminSettings { token: Some("s3cret".into()), ..AdminSettings::default() };
-        settings.proxy.trusted = vec!["10.0.0.0/8".parse().expect("a network")];
-        settings.proxy.role_header = role_header.map(str::to_owned);
-        settings.proxy.role = Role::Operator;
+        let mut given = vec![
+            ("ADMIN__TOKEN", "s3cret"),
+            ("ADMIN__TRUSTED_PROXY", "10.0.0.0/8"),
+            ("ADMIN__PROXY_ROLE", "operator"),
+        ];
+        given.extend(role_header.map(|it| ("ADMIN__PROXY_ROLE_HEADER", it)));
+        let settings = crate::config::tests::of_environment(&given).admin;
         Access::new(&settings).expect("no files")
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::*;
-use crate::config::{AdminSettings, Settings};
+use crate::config::{AdminSettings, BearerToken, Count, Settings};
 
 /// Old rows were deleted in 2026.
 fn kept() -> watch::Receiver<RetentionStatus> {
@@ -65,14 +65,15 @@ fn admin(status: Status, token: Option<&str>) -> Router {
 
 fn access(token: Option<&str>) -> Access {
     let token = token.map(str::to_owned);
-    Access::new(&AdminSettings { token, ..AdminSettings::default() }).expect("no files")
+    let settings = Settings::default().admin;
+    Access::new(&AdminSettings { token: token.map(BearerToken), ..settings }).expect("no files")
 }
 
 /// Two shards.
 fn sharded(statuses: [Status; 2]) -> Router {
     let mut settings = Settings::default();
     settings.postgres.url = Some("postgres://ada@localhost/shop".into());
-    settings.relay.shards = 2;
+    settings.relay.shards = Count(2);
     let Ok(config) = settings.relay_config() else { panic!("valid settings") };
     let shards = config.each_shard();
     let watched = shards.iter().zip(statuses);

@@ -78,7 +78,7 @@ async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Optio
         let nats = settings.nats_target()?.connect("tailpost maintain").await?;
         super::inbox::check_retention(settings, &nats).await?;
     }
-    let keep = Keep { records: settings.inbox_retention(), decisions: settings.retention.audit };
+    let keep = Keep { records: settings.inbox_retention(), decisions: settings.retention().audit };
     let done = inbox::look_after(&connection, table.schema(), keep, args.dry_run).await?;
     done.map(Some).ok_or_else(|| {
         let refusal = Refusal::conflict("another process looks after the inbox's tables");

@@ -39,7 +39,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     }
     chosen.iter().for_each(announce);
     // A drain ends by itself and may run beside a relay that has the address.
-    let admin = match settings.admin.listen {
+    let admin = match *settings.admin.listen {
         Some(socket) if !args.once => {
             let listen = Address { key: "admin.listen", socket };
             let environment = &*settings.metrics.environment;
@@ -72,7 +72,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         let upkept = config.clone();
         beside.spawn(async move { operate::upkeep::keep(&upkept, &retention).await });
         if admin.is_some() {
-            let (config, every) = (config.clone(), settings.metrics.interval);
+            let (config, every) = (config.clone(), settings.metrics.interval.0);
             beside.spawn(async move { relay::sampler::keep(&config, every, &sampled).await });
         }
     }

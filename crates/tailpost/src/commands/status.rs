@@ -115,7 +115,7 @@ fn unread_text(slot: &str, role: Option<&str>) -> String {
 
 /// What the relay says of itself; nothing if it is not to be asked.
 async fn ask(settings: &Settings) -> Result<Option<Value>, String> {
-    let Some(address) = settings.admin.listen else { return Ok(None) };
+    let Some(address) = *settings.admin.listen else { return Ok(None) };
     let Ok(client) = Client::new(&settings.admin) else { return Ok(None) };
     let told = tokio::time::timeout(RELAY_TIMEOUT, client.get::<Value>("status")).await;
     match told {

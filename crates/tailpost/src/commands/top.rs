@@ -22,7 +22,7 @@ use self::screen::Screen;
 use self::terminal::{Happened, Taken};
 use super::dlq::client::Client;
 use crate::cli::TopArgs;
-use crate::config::{AdminSettings, Settings};
+use crate::config::{AdminSettings, OrOff, Settings};
 use crate::refusal::{Kind, Refusal};
 use crate::{output, shutdown};
 
@@ -35,7 +35,7 @@ pub(super) async fn run(args: &TopArgs, settings: &Settings) -> anyhow::Result<(
         terminal::check()?;
     }
     let (admin, title) = addresses(args, &settings.admin);
-    let inbox = match admin.inbox_listen {
+    let inbox = match *admin.inbox_listen {
         Some(_) => Some((Client::of_inbox(&admin)?, args.inbox_url.is_some())),
         None => None,
     };
@@ -63,9 +63,10 @@ impl Shown {
 
 /// The settings with the addresses of the command line.
 fn addresses(args: &TopArgs, settings: &AdminSettings) -> (AdminSettings, String) {
-    let listen = args.relay_url.or(settings.listen);
-    let inbox_listen = args.inbox_url.or(settings.inbox_listen);
+    let listen = args.relay_url.or(*settings.listen);
+    let inbox_listen = args.inbox_url.or(*settings.inbox_listen);
     let title = listen.map(|it| it.to_string()).unwrap_or_default();
+    let (listen, inbox_listen) = (OrOff(listen), OrOff(inbox_listen));
     (AdminSettings { listen, inbox_listen, ..settings.clone() }, title)
 }
 

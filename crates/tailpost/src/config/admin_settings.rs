@@ -4,10 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use axum::http::HeaderName;
 use serde::{Deserialize, Serialize};
-use toml::de::DeValue;
+use serde_json::Value as Json;
 
-use super::value::{Value, Wanted};
+use super::forms::{BearerToken, OrOff, Word, form};
 
 /// What somebody may do; each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -41,14 +42,34 @@ impl FromStr for Role {
 }
 
 /// A token in a file, and what it is good for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Json")]
 pub(crate) struct TokenFile {
     pub(crate) file: PathBuf,
     pub(crate) role: Role,
 }
 
+impl TryFrom<Json> for TokenFile {
+    type Error = &'static str;
+
+    fn try_from(value: Json) -> Result<Self, Self::Error> {
+        let text = |name| value.get(name).and_then(Json::as_str).filter(|it| !it.is_empty());
+        let role = text("role").and_then(|it| it.parse().ok());
+        let has_more = value.as_object().is_none_or(|it| it.len() != 2);
+        text("file")
+            .zip(role)
+            .filter(|_| !has_more)
+            .map(|(file, role)| Self { file: file.into(), role })
+            .ok_or(
+                "{ file = \"PATH\", role = \"viewer\" }, or operator, or admin; in the environment \
+             ROLE:PATH,ROLE:PATH",
+            )
+    }
+}
+
 /// Addresses with the same prefix, as in `10.0.0.0/8`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Json")]
 pub(crate) struct Network {
     address: IpAddr,
     bits: u32,
@@ -70,6 +91,14 @@ impl Network {
             }
             _ => false,
         }
+    }
+}
+
+impl TryFrom<Json> for Network {
+    type Error = &'static str;
+
+    fn try_from(value: Json) -> Result<Self, Self::Error> {
+        value.as_str().unwrap_or_default().parse()
     }
 }
 
@@ -99,39 +128,36 @@ pub(crate) struct ProxySettings {
     pub(crate) role: Role,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct AdminSettings {
-    /// `None` turns the HTTP server off.
-    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) listen: OrOff<SocketAddr>,
     /// The same for `inbox run`, which may be on the machine of a relay.
-    pub(crate) inbox_listen: Option<SocketAddr>,
+    pub(crate) inbox_listen: OrOff<SocketAddr>,
     /// Good for everything.
-    pub(crate) token: Option<String>,
+    pub(crate) token: Option<BearerToken>,
+    #[serde(default)]
     pub(crate) tokens: Vec<TokenFile>,
-    pub(crate) proxy: ProxySettings,
-}
-
-impl Default for AdminSettings {
-    fn default() -> Self {
-        Self {
-            listen: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
-            inbox_listen: Some(SocketAddr::from(([127, 0, 0, 1], 9465))),
-            token: None,
-            tokens: Vec::new(),
-            proxy: ProxySettings {
-                trusted: Vec::new(),
-                user_header: "X-Forwarded-User".into(),
-                role_header: None,
-                role: Role::Viewer,
-            },
-        }
-    }
+    #[serde(default)]
+    pub(crate) trusted_proxy: Vec<Network>,
+    pub(crate) proxy_user_header: Header,
+    pub(crate) proxy_role_header: Option<Header>,
+    pub(crate) proxy_role: Word<Role>,
 }
 
 impl AdminSettings {
     /// Whether somebody has to say who they are.
     pub(crate) fn is_closed(&self) -> bool {
-        self.token.is_some() || !self.tokens.is_empty() || !self.proxy.trusted.is_empty()
+        self.token.is_some() || !self.tokens.is_empty() || !self.trusted_proxy.is_empty()
+    }
+
+    pub(crate) fn proxy(&self) -> ProxySettings {
+        ProxySettings {
+            trusted: self.trusted_proxy.clone(),
+            user_header: self.proxy_user_header.0.clone(),
+            role_header: self.proxy_role_header.clone().map(|it| it.0),
+            role: self.proxy_role.0,
+        }
     }
 
     /// The token that commands send: the one that is good for most.
@@ -143,57 +169,16 @@ impl AdminSettings {
         };
         let mut files: Vec<_> = self.tokens.iter().collect();
         files.sort_by_key(|it| std::cmp::Reverse(it.role));
-        self.token.clone().or_else(|| files.into_iter().find_map(read))
+        self.token.clone().map(|it| it.0).or_else(|| files.into_iter().find_map(read))
     }
 }
 
-/// A list of `{ file, role }`; as text, `role:file` separated by commas.
-pub(super) fn token_files(value: Value<'_>) -> Result<Vec<TokenFile>, Wanted> {
-    let wanted =
-        || Wanted::from("a list of { file = \"PATH\", role = \"viewer\" }, or operator, or admin");
-    let parsed = |file: &str, role: &str| {
-        let role = role.parse().map_err(|_| wanted())?;
-        if file.is_empty() { Err(wanted()) } else { Ok(TokenFile { file: file.into(), role }) }
-    };
-    match value {
-        Value::Text(text) => text
-            .split(',')
-            .map(|it| {
-                let (role, file) = it.trim().split_once(':').ok_or("a list of ROLE:FILE")?;
-                parsed(file, role)
-            })
-            .collect(),
-        Value::Toml(DeValue::Array(items)) => items
-            .iter()
-            .map(|item| {
-                let table = item.get_ref().as_table().filter(|it| it.len() == 2);
-                let table = table.ok_or_else(wanted)?;
-                let text = |name| table.get(name).and_then(|it| it.get_ref().as_str());
-                parsed(text("file").ok_or_else(wanted)?, text("role").ok_or_else(wanted)?)
-            })
-            .collect(),
-        Value::Toml(_) => Err(wanted()),
-    }
-}
-
-pub(super) fn networks(value: Value<'_>) -> Result<Vec<Network>, Wanted> {
-    let list = value.list()?;
-    list.iter()
-        .map(|it| it.parse().map_err(|wanted: &str| format!("a list of {wanted}").into()))
-        .collect()
-}
-
-pub(super) fn role(value: Value<'_>) -> Result<Role, Wanted> {
-    value.text()?.parse().map_err(Into::into)
-}
-
-/// The name of a header.
-pub(super) fn header(value: Value<'_>) -> Result<String, Wanted> {
-    let text = value.text()?;
-    let name = text.parse::<axum::http::HeaderName>();
-    name.map(|_| text.to_owned())
-        .map_err(|_| "the name of a header, such as \"X-Forwarded-User\"".into())
-}
+form!(
+    /// The name of a header.
+    Header(String),
+    "the name of a header, such as \"X-Forwarded-User\"",
+    |it| it.as_str().filter(|it| it.parse::<HeaderName>().is_ok()).map(str::to_owned)
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,8 @@
 //! Settings from environment variables.
 
 use super::error::{Error, Origin, closest};
-use super::keys::{KEYS, Key};
-use super::value::Value;
-use super::{Settings, inbox_settings};
+use super::given::Given;
+use super::reference::{Key, is_secret};
 use crate::removed;
 
 const PREFIX: &str = "TAILPOST_";
@@ -26,69 +25,57 @@ const ALIASES: [(&str, &str, &str); 10] = [
     ("TAILPOST_OUTBOX_POLL_MS", "relay.poll_interval", "ms"),
 ];
 
-pub(super) fn apply(
-    settings: &mut Settings,
-    environment: &[(String, String)],
-) -> Result<(), Error> {
-    let given = || environment.iter().filter(|(_, value)| !value.is_empty());
-    let is_off = given().any(|(name, value)| {
+pub(super) fn apply(given: &mut Given, environment: &[(String, String)]) -> Result<(), Error> {
+    let set = || environment.iter().filter(|(_, value)| !value.is_empty());
+    let is_off = set().any(|(name, value)| {
         name == "OTEL_SDK_DISABLED" && value.eq_ignore_ascii_case("true")
             || name == "OTEL_TRACES_EXPORTER" && value == "none"
     });
     for (alias, path, unit) in ALIASES {
         let is_shared = alias.starts_with("OTEL_");
-        if let Some((name, value)) = given().find(|(name, _)| name == alias)
-            && !(is_shared && is_off)
-        {
-            let key = Key::find(path).expect("aliases name settings");
-            let value = format!("{value}{unit}");
-            match key.apply(settings, Value::Text(&value), Origin::Variable(name.clone())) {
-                // Whole platforms set these, for other programs too: no reason not to publish.
-                Err(_) if is_shared => settings.telemetry.unusable = Some(alias),
-                applied => {
-                    applied?;
-                    settings.telemetry.is_exact |= alias == EXACT_ENDPOINT;
-                }
-            }
+        let (Some((_, value)), Some(key)) = (set().find(|it| it.0 == alias), Key::find(path))
+        else {
+            continue;
+        };
+        if is_shared && is_off {
+            continue;
+        }
+        let (origin, before) = (Origin::Variable(alias.to_owned()), given.clone());
+        given.set(path, key.typed(&format!("{value}{unit}")), origin.clone());
+        // Whole platforms set these, for other programs too: no reason not to publish.
+        let is_refused = |error: Error| error.origin() == Some(&origin);
+        if is_shared && given.settings().err().is_some_and(is_refused) {
+            *given = before;
+            given.unusable = Some(alias);
         }
     }
-    for (name, value) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+    for (name, text) in environment.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
         let is_alias = ALIASES.iter().any(|(alias, ..)| alias == name);
         if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
             continue;
         }
-        if value.is_empty() && !is_secret(settings, name) {
+        let mut variables = given.variables();
+        let found = variables.remove(name);
+        // An empty secret is a mistake rather than none.
+        if text.is_empty() && !found.as_ref().is_some_and(|(path, _)| is_secret(path)) {
             continue;
         }
-        let gone = removed::path_of_variable(name).and_then(|path| {
-            Error::removed(Origin::Variable(name.clone()), path, &Value::Text(value))
-        });
-        if let Some(gone) = gone {
+        let origin = Origin::Variable(name.clone());
+        let gone = removed::path_of_variable(name);
+        if let Some(gone) = gone.and_then(|path| Error::removed(&origin, path, Some(text))) {
             return Err(gone);
         }
-        if settings.apply_inbox_variable(name, value)? {
-            continue;
-        }
-        let key = KEYS.iter().find(|it| variable(it) == *name).ok_or_else(|| {
-            let of_inbox = settings.inbox_variables().into_keys();
-            let variables: Vec<_> = KEYS.iter().map(variable).chain(of_inbox).collect();
-            let hint = closest(name, variables.iter().map(String::as_str));
-            Error::new(Origin::Variable(name.clone()), "no setting has this variable")
-                .with_hint(hint.map(|it| format!("did you mean {it}?")))
-        })?;
-        key.apply(settings, Value::Text(value), Origin::Variable(name.clone()))?;
+        let Some((path, key)) = found else {
+            let hint = closest(name, variables.keys().map(String::as_str));
+            return Err(Error::new(origin, "no setting has this variable")
+                .with_hint(hint.map(|it| format!("did you mean {it}?"))));
+        };
+        given.set(&path, key.typed(text), origin);
     }
     Ok(())
 }
 
-/// Whether an empty value is a mistake rather than none.
-fn is_secret(settings: &Settings, name: &str) -> bool {
-    let of_inbox = settings.inbox_variables();
-    KEYS.iter().any(|it| it.is_secret && variable(it) == name)
-        || of_inbox.get(name).is_some_and(|(_, key)| *key == inbox_settings::SECRETS)
-}
-
-/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
-fn variable(key: &Key) -> String {
-    format!("{PREFIX}{}", key.path.replace('.', "__").to_uppercase())
+/// Whether requests with spans go just there.
+pub(super) fn is_exact(endpoint: Option<&Origin>) -> bool {
+    matches!(endpoint, Some(Origin::Variable(name)) if name == EXACT_ENDPOINT)
 }

@@ -2,7 +2,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use super::value::Value;
 use crate::removed;
 
 /// Where a setting was given.
@@ -48,15 +47,21 @@ impl Error {
         Self { origin, problem: problem.into(), hint: None, source: None }
     }
 
-    /// A setting that earlier versions had.
-    pub(super) fn removed(origin: Origin, path: &str, value: &Value<'_>) -> Option<Self> {
-        let (text, whole) = (value.text().ok(), removed::instead_of(path, None));
+    /// A setting that earlier versions had, or this text as its value.
+    pub(super) fn removed(origin: &Origin, path: &str, text: Option<&str>) -> Option<Self> {
         let instead = removed::instead_of(path, text)?;
         let what = match text {
-            Some(text) if whole.is_none() => format!("`{path} = \"{text}\"` is gone"),
-            _ => format!("`{path}` is gone"),
+            Some(text) if removed::instead_of(path, None).is_none() => {
+                format!("{path} = \"{text}\"")
+            }
+            _ => path.to_owned(),
         };
-        Some(Self::new(origin, what).with_hint(Some(instead.to_owned())))
+        let problem = format!("`{what}` is gone");
+        Some(Self::new(origin.clone(), problem).with_hint(Some(instead.to_owned())))
+    }
+
+    pub(super) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
     }
 
     pub(super) fn with_hint(self, hint: Option<String>) -> Self {

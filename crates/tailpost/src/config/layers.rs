@@ -2,14 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Error, Origin, closest};
-use super::keys::{KEYS, Key};
-use super::routes;
-use super::value::Value;
-use super::{LogFormat, Settings, environment, inbox_settings};
+use super::given::Given;
+use super::reference::{INBOX, KEYS, Key, json, path_of};
+use super::{LogFormat, environment, routes};
 
 /// The file that is read if it is there and no other is named.
 const DEFAULT_FILE: &str = "tailpost.toml";
@@ -33,22 +31,25 @@ pub(crate) struct Sources {
     pub(crate) handler: Option<String>,
 }
 
-pub(super) fn apply(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
+/// Takes the file and the environment into account, and of the flags only which consumer is meant.
+pub(super) fn read(sources: &Sources) -> Result<Given, Error> {
+    let mut given = Given::new();
     let default = Path::new(DEFAULT_FILE);
     match &sources.file {
-        Some(path) => apply_file(settings, path)?,
-        None if default.exists() => apply_file(settings, default)?,
+        Some(path) => apply_file(&mut given, path)?,
+        None if default.exists() => apply_file(&mut given, default)?,
         None => (),
     }
     // Before the environment: only what is known has variables.
     if let Some(consumer) = &sources.consumer {
-        settings.add_consumer(consumer, &Origin::Flag("--consumer"))?;
+        given.add_consumer(consumer, &Origin::Flag("--consumer"))?;
     }
-    environment::apply(settings, &sources.environment)?;
-    apply_flags(settings, sources)
+    environment::apply(&mut given, &sources.environment)?;
+    apply_flags(&mut given, sources);
+    Ok(given)
 }
 
-fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
+fn apply_file(given: &mut Given, path: &Path) -> Result<(), Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::unreadable(path, source))?;
     let at = |offset: usize| {
         let before = text.get(..offset).unwrap_or_default();
@@ -58,56 +59,76 @@ fn apply_file(settings: &mut Settings, path: &Path) -> Result<(), Error> {
         Error::new(at(error.span().map_or(0, |span| span.start)), error.message())
     })?;
     for (section, value) in document.get_ref() {
-        let name = section.get_ref();
+        let (name, origin) = (section.get_ref(), at(section.span().start));
         if name == routes::SECTION {
-            settings.routes = routes::parse(value, &at)?;
-            settings.given.note_routes(value.get_ref());
-            continue;
-        }
-        if name == inbox_settings::SECTION
-            && let Some(table) = value.get_ref().as_table()
-        {
-            settings.apply_inbox(table, &at)?;
+            apply_routes(given, value, &at)?;
             continue;
         }
         if !sections().any(|it| it == name) {
-            return Err(unknown_section(at(section.span().start), name));
+            return Err(unknown_section(origin, name));
         }
-        let Some(table) = value.get_ref().as_table() else {
-            return Err(not_a_section(at(section.span().start), name));
-        };
-        apply_section(settings, name, table, &at)?;
+        let table = value.get_ref().as_table().ok_or_else(|| not_a_section(origin, name))?;
+        apply_section(given, name, table, &at)?;
+    }
+    Ok(())
+}
+
+fn apply_routes(
+    given: &mut Given,
+    list: &toml::Spanned<DeValue<'_>>,
+    at: &dyn Fn(usize) -> Origin,
+) -> Result<(), Error> {
+    let value = json(list.get_ref());
+    if let Some(problem) = routes::misplaced(&value) {
+        return Err(Error::new(at(list.span().start), problem));
+    }
+    given.set(routes::SECTION, value, at(list.span().start));
+    for (index, item) in list.get_ref().as_array().into_iter().flatten().enumerate() {
+        let path = format!("{}[{index}]", routes::SECTION);
+        for (name, _) in item.get_ref().as_table().into_iter().flatten() {
+            given.note(&format!("{path}.{}", name.get_ref()), at(name.span().start));
+        }
+        given.note(&path, at(item.span().start));
     }
     Ok(())
 }
 
 fn apply_section(
-    settings: &mut Settings,
+    given: &mut Given,
     section: &str,
     table: &DeTable<'_>,
     at: &dyn Fn(usize) -> Origin,
 ) -> Result<(), Error> {
     for (name, value) in table {
-        let path = format!("{section}.{}", name.get_ref());
-        let origin = at(name.span().start);
-        let is_section = || KEYS.iter().any(|it| it.path.starts_with(&format!("{path}.")));
-        if is_section() {
-            let table = value.get_ref().as_table().ok_or_else(|| not_a_section(origin, &path))?;
-            apply_section(settings, &path, table, at)?;
-            continue;
+        let (path, origin) = (format!("{section}.{}", name.get_ref()), at(name.span().start));
+        let is_section = KEYS.iter().any(|it| it.path.starts_with(&format!("{path}.")));
+        match value.get_ref() {
+            DeValue::Table(consumer) if section == INBOX => {
+                given.add_consumer(name.get_ref(), &origin)?;
+                for (key, value) in consumer {
+                    let (key, origin) = (key.get_ref(), at(key.span().start));
+                    given.set_of_consumer(name.get_ref(), key, json(value.get_ref()), origin)?;
+                }
+            }
+            DeValue::Table(table) if is_section => apply_section(given, &path, table, at)?,
+            _ if is_section => return Err(not_a_section(origin, &path)),
+            value => {
+                let value = json(value);
+                if let Some(gone) = Error::removed(&origin, &path, value.as_str()) {
+                    return Err(gone);
+                }
+                Key::find(&path).ok_or_else(|| unknown_key(origin.clone(), &path))?;
+                given.set(&path, value, origin);
+            }
         }
-        if let Some(gone) = Error::removed(origin.clone(), &path, &Value::Toml(value.get_ref())) {
-            return Err(gone);
-        }
-        let key = Key::find(&path).ok_or_else(|| {
-            let hint = closest(&path, KEYS.iter().map(|it| it.path));
-            Error::new(origin.clone(), format!("unknown key `{path}`"))
-                .with_hint(hint.map(|it| format!("did you mean `{it}`?")))
-        })?;
-        let value: &Spanned<DeValue<'_>> = value;
-        key.apply(settings, Value::Toml(value.get_ref()), origin)?;
     }
     Ok(())
+}
+
+fn unknown_key(origin: Origin, path: &str) -> Error {
+    let hint = closest(path, KEYS.iter().map(|it| it.path.as_str()));
+    Error::new(origin, format!("unknown key `{path}`"))
+        .with_hint(hint.map(|it| format!("did you mean `{it}`?")))
 }
 
 fn not_a_section(origin: Origin, name: &str) -> Error {
@@ -115,8 +136,7 @@ fn not_a_section(origin: Origin, name: &str) -> Error {
 }
 
 fn sections() -> impl Iterator<Item = &'static str> {
-    let of_keys = KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
-    of_keys.chain([inbox_settings::SECTION])
+    KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it)
 }
 
 fn unknown_section(origin: Origin, name: &str) -> Error {
@@ -133,23 +153,21 @@ fn unknown_section(origin: Origin, name: &str) -> Error {
     Error::new(origin, format!("unknown section `{name}`")).with_hint(hint)
 }
 
-fn apply_flags(settings: &mut Settings, sources: &Sources) -> Result<(), Error> {
+fn apply_flags(given: &mut Given, sources: &Sources) {
     let format = sources.log_format.map(|it| match it {
         LogFormat::Text => "text",
         LogFormat::Json => "json",
     });
+    let consumer = sources.consumer.as_deref().unwrap_or_default();
+    let handler = path_of(Some(consumer), "handler");
     for (flag, path, value) in [
         ("--database-url", "postgres.url", sources.database_url.as_deref()),
         ("--nats-url", "nats.url", sources.nats_url.as_deref()),
         ("--log-format", "log.format", format),
+        ("--handler", &handler, sources.handler.as_deref().filter(|_| !consumer.is_empty())),
     ] {
         if let Some(value) = value {
-            let key = Key::find(path).expect("flags name settings");
-            key.apply(settings, Value::Text(value), Origin::Flag(flag))?;
+            given.set(path, value.into(), Origin::Flag(flag));
         }
-    }
-    match &sources.consumer {
-        Some(consumer) => settings.apply_inbox_flags(consumer, sources.handler.as_deref()),
-        None => Ok(()),
     }
 }

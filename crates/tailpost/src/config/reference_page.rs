@@ -3,11 +3,9 @@
 
 use std::fmt::Write;
 
-use super::inbox_settings;
-use super::keys::KEYS;
+use super::forms::{DURATION, SIZE};
+use super::reference::{Key, REFERENCE, is_secret, setting};
 use super::tests::refusal;
-
-const REFERENCE: &str = include_str!("../../reference.toml");
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -20,13 +18,6 @@ mistake ends the program with exit code 78, and names the line and the nearest k
 `GET /api/v1/config` shows the effective settings, and where each comes from.
 ";
 
-/// A setting as the file shows it.
-struct Shown<'a> {
-    name: &'a str,
-    /// Nothing if it has none.
-    default: Option<&'a str>,
-}
-
 #[derive(Default)]
 struct Page {
     text: String,
@@ -37,23 +28,15 @@ struct Page {
     is_code: bool,
 }
 
-fn shown(line: &str) -> Option<Shown<'_>> {
-    let (has_default, setting) = match line.strip_prefix('#') {
-        Some(setting) => (false, setting),
-        None => (true, line),
-    };
-    let (name, value) = setting.split_once(" = ")?;
-    let is_name = !name.is_empty() && !name.contains(' ');
-    is_name.then_some(Shown { name, default: has_default.then_some(value) })
-}
-
 /// What the code accepts, in the words of the error for something else.
-fn wanted(section: &str, name: &str) -> String {
-    let (problem, _) = refusal(&format!("[{section}]\n{name} = 1979-05-27\n"), &[]);
+fn wanted(path: &str) -> String {
+    let key = Key::find(path).expect("a setting");
+    let wrong = if key.value.is_array() { "[1979-05-27]" } else { "1979-05-27" };
+    let (section, name) = path.rsplit_once('.').expect("section.key");
+    let (problem, _) = refusal(&format!("[{section}]\n{name} = {wrong}\n"), &[]);
     let (_, wanted) = problem.split_once(" must be ").expect("an error says what is wanted");
-    wanted
-        .replace(r#" such as "500ms", "30s", "2m", "12h" or "7d""#, "")
-        .replace(r#" such as "512KiB", "64MiB" or "10GiB""#, "")
+    // The reference begins with the units.
+    wanted.replace(DURATION, "a duration").replace(SIZE, "a size")
 }
 
 impl Page {
@@ -63,14 +46,12 @@ impl Page {
         name.clone_into(&mut self.section);
     }
 
-    fn setting(&mut self, setting: &Shown<'_>) {
+    fn setting(&mut self, name: &str, default: Option<&str>) {
         let comments = self.take_comments();
-        let path = format!("{}.{}", self.section, setting.name);
-        let default = setting.default.map_or("none".to_owned(), |it| format!("`{it}`"));
-        let wanted = wanted(&self.section, setting.name);
-        let is_secret = KEYS.iter().any(|it| it.path == path && it.is_secret)
-            || setting.name == inbox_settings::SECRETS;
-        let secret = if is_secret { ". A secret: it is shown nowhere" } else { "" };
+        let path = format!("{}.{name}", self.section);
+        let default = default.map_or("none".to_owned(), |it| format!("`{it}`"));
+        let secret = if is_secret(&path) { ". It is shown nowhere" } else { "" };
+        let wanted = wanted(&path);
         _ = writeln!(
             self.text,
             "{comments}\n- **`{path}`**: {wanted}{secret}. Default: {default}."
@@ -78,7 +59,7 @@ impl Page {
     }
 
     fn comment(&mut self, line: &str) {
-        let is_code = line.starts_with("  ") || line.starts_with("[[") || shown(line).is_some();
+        let is_code = line.starts_with("  ") || line.starts_with("[[") || setting(line).is_some();
         if is_code && !self.is_code {
             self.comments.push_str("\n```toml\n");
         } else if !is_code {
@@ -114,8 +95,8 @@ impl Page {
             self.comment(comment);
         } else if line == "#" {
             self.comments.push('\n');
-        } else if let Some(setting) = shown(line) {
-            self.setting(&setting);
+        } else if let Some((name, value)) = setting(line) {
+            self.setting(name, Some(value).filter(|_| !line.starts_with('#')));
         } else {
             self.comments.push('\n');
         }

@@ -1,8 +1,9 @@
 use std::time::Duration;
 
 use outbox::Column;
-use relay::Destination;
+use relay::{Destination, Mode};
 
+use super::reference::{KEYS, REFERENCE, is_secret, setting};
 use super::*;
 
 fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Error> {
@@ -24,6 +25,12 @@ pub(super) fn loaded(toml: &str, environment: &[(&str, &str)]) -> Settings {
         Ok(settings) => settings,
         Err(error) => panic!("{toml} {environment:?}: {error}"),
     }
+}
+
+pub(crate) fn of_environment(variables: &[(&str, &str)]) -> Settings {
+    let environment = variables.iter().map(|(name, it)| (format!("TAILPOST_{name}"), (*it).into()));
+    let sources = Sources { environment: environment.collect(), ..Sources::default() };
+    Settings::load(&sources).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The error's text without the name of the temporary file, and the hint.
@@ -55,10 +62,10 @@ fn each_layer_overrides_the_one_below() {
         ..Sources::default()
     };
     let settings = Settings::load(&flags).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(settings.log.format, LogFormat::Json);
+    assert_eq!(settings.log.format.0, LogFormat::Json);
     assert_eq!(url(settings), "postgres://flag/db");
-    assert_eq!(loaded(toml, &[]).relay.scan.batch, 7);
-    assert_eq!(loaded(toml, &[("TAILPOST_RELAY__SCAN_BATCH", "8")]).relay.scan.batch, 8);
+    assert_eq!(loaded(toml, &[]).relay.scan_batch.0, 7);
+    assert_eq!(loaded(toml, &[("TAILPOST_RELAY__SCAN_BATCH", "8")]).relay.scan_batch.0, 8);
 }
 
 #[test]
@@ -78,13 +85,13 @@ fn values_mean_the_same_in_a_file_and_in_the_environment() {
     ];
     for settings in [loaded(toml, &[]), loaded("", &environment)] {
         assert_eq!(settings.stream.subjects, ["a.>", "b.>"]);
-        assert_eq!(settings.stream.max_age, Some(Duration::from_hours(7 * 24)));
-        assert_eq!(settings.stream.max_bytes, None);
-        assert_eq!(settings.relay.mode, Mode::Keyed);
-        assert_eq!(settings.relay.window.bytes, 64 << 20);
-        assert_eq!(settings.relay.scan.interval, Duration::from_secs(30));
-        assert!(settings.nats.access.tls_first);
-        assert_eq!(settings.admin.listen, None);
+        assert_eq!(settings.stream.max_age.map(|it| it.0), Some(Duration::from_hours(7 * 24)));
+        assert!(settings.stream.max_bytes.is_none());
+        assert_eq!(settings.relay.mode.0, Mode::Keyed);
+        assert_eq!(settings.relay.window_bytes.0, 64 << 20);
+        assert_eq!(settings.relay.scan_interval.0, Duration::from_secs(30));
+        assert!(settings.nats.tls_first);
+        assert_eq!(*settings.admin.listen, None);
     }
 }
 
@@ -129,8 +136,9 @@ fn polling_has_its_documented_variables() {
             ("TAILPOST_RELAY__POLL_WORKERS", "4"),
         ],
     );
-    let poll = settings.relay.poll;
-    assert_eq!((poll.workers, poll.batch, poll.interval), (4, 9, Duration::from_millis(20)));
+    let it = settings.relay;
+    assert_eq!((it.poll_workers.0, it.poll_batch.0), (4, 9));
+    assert_eq!(it.poll_interval.0, Duration::from_millis(20));
 }
 
 #[test]
@@ -220,7 +228,7 @@ fn variables_of_the_harness_are_left_alone() {
 #[test]
 fn wrong_values_are_refused_with_what_is_allowed() {
     for (toml, part) in [
-        ("[relay]\nmode = 'loose'", "`relay.mode` must be \"fenced\", \"keyed\" or \"poll\""),
+        ("[relay]\nmode = 'loose'", "`relay.mode` must be one of `fenced`, `keyed`, `poll`"),
         ("[relay]\nscan_interval = 5", "`relay.scan_interval` must be a duration such as"),
         ("[relay]\nwindow_bytes = '64MB'", "`relay.window_bytes` must be a size such as"),
         ("[relay]\nscan_batch = '7'", "`relay.scan_batch` must be a whole number"),
@@ -229,7 +237,7 @@ fn wrong_values_are_refused_with_what_is_allowed() {
         ("[stream]\nsubjects = 'a.>'", "`stream.subjects` must be a list of strings"),
         ("[stream]\nmax_age = 'never'", "or \"off\""),
         ("[admin]\nlisten = 'here'", "`admin.listen` must be an address with a port"),
-        ("[log]\nformat = 'xml'", "`log.format` must be \"text\" or \"json\""),
+        ("[log]\nformat = 'xml'", "`log.format` must be `text` or `json`"),
         ("[postgres]\nsslmode = 'maybe'", "`postgres.sslmode` must be disable, prefer"),
         ("[postgres\n", ":1: "),
     ] {
@@ -237,7 +245,10 @@ fn wrong_values_are_refused_with_what_is_allowed() {
         assert!(error.contains(part), "{toml}: {error}");
     }
     let (error, _) = refusal("", &[("TAILPOST_RELAY__SCAN_BATCH", "many")]);
-    assert_eq!(error, "TAILPOST_RELAY__SCAN_BATCH: `relay.scan_batch` must be a whole number");
+    assert_eq!(
+        error,
+        "TAILPOST_RELAY__SCAN_BATCH: `relay.scan_batch` must be a whole number from 1 to 100000"
+    );
 }
 
 #[test]
@@ -299,32 +310,43 @@ fn the_admin_server_is_not_opened_to_the_world_without_a_token() {
 /// no default, as comments.
 #[test]
 fn the_annotated_reference_is_complete_and_shows_the_defaults() {
-    let reference = include_str!("../../reference.toml");
-    let mut settings = loaded(reference, &[]);
-    let active = std::mem::take(&mut settings.origins);
-    assert!(settings == Settings::default(), "docker/tailpost.toml differs from the defaults");
+    let database = ("POSTGRES__URL", "postgres://ada@localhost/shop");
+    let Ok(found) = of_environment(&[database]).relay_config() else { panic!("valid") };
+    let expected = Config::new(found.postgres.clone(), found.nats.clone());
+    assert_eq!(format!("{found:?}"), format!("{expected:?}"), "the relay's own defaults");
 
-    let mut section = "";
-    let mut shown = Vec::new();
-    for line in reference.lines() {
-        if let Some(name) = line.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
-            section = name;
-        }
-        let setting = line.strip_prefix("#").unwrap_or(line);
-        if let Some((name, _)) = setting.split_once(" = ")
-            && !name.contains(' ')
-        {
-            shown.push((format!("{section}.{name}"), line.starts_with('#')));
-        }
+    // What serde knows of each section, it lists in the refusal of another key.
+    let mut known: Vec<String> = Vec::new();
+    let sections: std::collections::BTreeSet<_> =
+        KEYS.iter().filter_map(|it| it.path.rsplit_once('.')).map(|(section, _)| section).collect();
+    for section in sections.into_iter().filter(|it| *it != "outbox.columns") {
+        let mut given = given::Given::new().tree();
+        given[section]["?"] = true.into();
+        let error = serde_json::from_value::<Settings>(given).err().expect("unknown").to_string();
+        let (_, fields) = error.split_once("expected ").expect("a list");
+        known.extend(fields.split('`').skip(1).step_by(2).map(|it| format!("{section}.{it}")));
     }
-    let of_inbox = inbox_settings::KEYS.iter().map(|it| format!("inbox.{}", it.name));
-    let keys: Vec<_> = keys::KEYS.iter().map(|it| it.path.to_owned()).chain(of_inbox).collect();
-    for key in &keys {
-        let found = shown.iter().find(|(path, _)| path == key);
-        let Some((_, commented)) = found else { panic!("{key} is not shown") };
-        assert_eq!(!commented, active.contains_key(key), "{key}");
+    let columns = outbox::Column::ALL.iter();
+    known.extend(columns.map(|it| format!("outbox.columns.{}", it.documented_name())));
+    known.sort();
+    let mut shown: Vec<_> = KEYS.iter().map(|it| it.path.clone()).collect();
+    shown.sort();
+    assert_eq!(shown, known, "something is not shown, is shown twice, or does not exist");
+    let lines = REFERENCE.lines().filter(|it| setting(it).is_some()).count();
+    assert_eq!(lines, shown.len(), "a line that is no setting");
+}
+
+#[test]
+fn what_is_a_secret_is_known_as_one() {
+    for key in KEYS.iter() {
+        let given =
+            if key.value.is_array() { r#"["#.to_owned() + r#"""]"# } else { r#""""#.into() };
+        let (section, name) = key.path.rsplit_once('.').expect("section.key");
+        let loaded = load(&format!("[{section}]\n{name} = {given}\n"), &[]);
+        let told = loaded.err().map(|it| it.to_string()).unwrap_or_default();
+        let wants = told.contains("must be a secret") || told.contains("must be a list of secrets");
+        assert_eq!(wants, is_secret(&key.path), "{}: {told}", key.path);
     }
-    assert_eq!(shown.len(), keys.len(), "something is shown twice or does not exist");
 }
 
 /// An empty token would let everybody in, and an empty signing secret signs what anybody could.
@@ -346,7 +368,7 @@ fn empty_secrets_are_refused_wherever_they_come_from() {
         let (told, _) = refusal("", &[("TAILPOST_ADMIN__TOKEN", token)]);
         assert!(told.contains("visible ASCII"), "{token:?}: {told}");
     }
-    assert_eq!(loaded("", &[("TAILPOST_ADMIN__LISTEN", "")]).admin.token, None);
+    assert_eq!(loaded("", &[("TAILPOST_ADMIN__LISTEN", "")]).admin.token.map(|it| it.0), None);
 }
 
 #[test]
@@ -422,7 +444,7 @@ fn a_password_is_in_one_place() {
 fn variables_of_opentelemetry_keep_nothing_from_starting() {
     let endpoint = |environment: &[(&str, &str)]| {
         let telemetry = loaded("", environment).telemetry;
-        (telemetry.otlp_endpoint, telemetry.unusable)
+        (telemetry.otlp_endpoint.map(|it| it.0), telemetry.unusable)
     };
     let name = "OTEL_EXPORTER_OTLP_ENDPOINT";
     let usable = (name, "http://collector:4318");

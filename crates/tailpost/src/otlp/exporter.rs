@@ -74,7 +74,7 @@ impl Exporter {
         };
         let work = Work {
             client,
-            headers: headers(&settings.telemetry.otlp_headers)?,
+            headers: headers(settings)?,
             resource: resource(settings),
             url,
             state: State::Fine,
@@ -137,9 +137,10 @@ fn client<C: Connect + Clone + Send + Sync + 'static>(connector: C) -> Http {
 }
 
 /// As `OTEL_EXPORTER_OTLP_HEADERS` has them, checked when they were set.
-fn headers(pairs: &[(String, String)]) -> Result<HeaderMap> {
+fn headers(settings: &Settings) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
-    for (name, value) in pairs {
+    let given = settings.telemetry.otlp_headers.iter();
+    for (name, value) in given.flat_map(|it| &it.0) {
         let name = HeaderName::from_bytes(name.as_bytes()).context("telemetry.otlp_headers")?;
         let mut value = HeaderValue::from_str(value).context("telemetry.otlp_headers")?;
         value.set_sensitive(true);

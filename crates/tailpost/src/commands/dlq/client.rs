@@ -26,12 +26,12 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ClientError> {
-        Self::of(Service::Relay, settings.listen, settings)
+        Self::of(Service::Relay, *settings.listen, settings)
     }
 
     /// Of an inbox.
     pub(crate) fn of_inbox(settings: &AdminSettings) -> Result<Self, ClientError> {
-        Self::of(Service::Inbox, settings.inbox_listen, settings)
+        Self::of(Service::Inbox, *settings.inbox_listen, settings)
     }
 
     fn of(

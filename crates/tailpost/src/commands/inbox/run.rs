@@ -97,7 +97,7 @@ async fn serve(
     parts: &[Part],
     (sampled, waiting): (watch::Receiver<Samples>, &WaitingOf),
 ) -> anyhow::Result<Option<Server>> {
-    let Some(socket) = settings.admin.inbox_listen else { return Ok(None) };
+    let Some(socket) = *settings.admin.inbox_listen else { return Ok(None) };
     let listen = Address { key: "admin.inbox_listen", socket };
     let watched = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
     let pooled = admin::pooled(postgres.clone(), "tailpost inbox api");
@@ -126,7 +126,7 @@ fn sampler(
         nats,
         consumers: consumers.collect(),
         statuses: statuses.collect(),
-        every: settings.metrics.interval,
+        every: settings.metrics.interval.0,
     })
 }
 
@@ -206,8 +206,8 @@ fn inbox(
     if let Some(keep) = settings.inbox_retention() {
         builder = builder.retention(keep);
     }
-    builder = builder.upkeep_interval(settings.retention.interval);
-    match settings.retention.audit {
+    builder = builder.upkeep_interval(settings.retention().interval);
+    match settings.retention().audit {
         Some(keep) => builder.decisions_retention(keep),
         None => builder,
     }

@@ -1,0 +1,152 @@
+//! Every setting: a line with its name, and with the type that says what it takes and within which
+//! bounds. `docker/tailpost.toml` has the defaults and the words.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use outbox::Table;
+use outbox::wire::SubjectTemplate;
+use relay::{MarkBy, Mode, OnPark};
+use serde::Deserialize;
+
+use super::forms::{
+    Command, Count, OrOff, Parsed, Secret, SigningSecret, Size, Time, TlsMode, Word,
+};
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PostgresSettings {
+    pub(crate) url: Option<String>,
+    pub(super) password_file: Option<PathBuf>,
+    pub(super) password_command: Option<Command>,
+    pub(crate) table: Parsed<Table>,
+    pub(super) slot: String,
+    pub(super) publication: String,
+    pub(super) sslmode: Option<TlsMode>,
+    pub(super) sslrootcert: Option<PathBuf>,
+    pub(super) sslcert: Option<PathBuf>,
+    pub(super) sslkey: Option<PathBuf>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OutboxSettings {
+    /// Each column of the documented table with its name in this one.
+    pub(super) columns: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NatsSettings {
+    pub(crate) url: String,
+    pub(super) creds: Option<PathBuf>,
+    pub(super) nkey: Option<Secret>,
+    pub(super) token: Option<Secret>,
+    pub(super) token_file: Option<PathBuf>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<Secret>,
+    pub(super) password_file: Option<PathBuf>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) tls_first: bool,
+    pub(super) api_prefix: Option<String>,
+    pub(super) inbox_prefix: Option<String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StreamSettings {
+    pub(crate) name: String,
+    pub(super) subjects: Vec<String>,
+    pub(super) replicas: Count<1, 5>,
+    pub(super) duplicate_window: Time<100>,
+    pub(super) max_age: OrOff<Time>,
+    pub(super) max_bytes: OrOff<Size<1>>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RelaySettings {
+    pub(super) mode: Word<Mode>,
+    pub(crate) shards: Count<1, 64>,
+    pub(super) subject: Parsed<SubjectTemplate>,
+    pub(super) window_events: Count<1, 65_536>,
+    pub(super) window_bytes: Size<{ 64 << 10 }, { 4 << 30 }>,
+    pub(super) ack_timeout: Time<100>,
+    pub(super) max_attempts: Count<1, 1_000>,
+    pub(super) on_park: Word<OnPark>,
+    pub(super) scan_interval: Time<100>,
+    pub(super) scan_batch: Count<1, 100_000>,
+    pub(super) mark: Word<MarkBy>,
+    pub(super) mark_batch: Count<1, 100_000>,
+    pub(super) mark_interval: Time<1>,
+    pub(super) poll_interval: Time<1>,
+    pub(super) poll_batch: Count<1, 1_000>,
+    pub(super) poll_workers: Count<1, 64>,
+    pub(super) wal_limit: OrOff<Size<{ 1 << 20 }>>,
+    pub(super) wal_messages: bool,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RetentionSettings {
+    pub(super) published: OrOff<Time>,
+    pub(super) dead_letters: OrOff<Time<86_400_000>>,
+    pub(super) audit: OrOff<Time<86_400_000>>,
+    pub(super) replays: OrOff<Time>,
+    pub(super) interval: Time<100>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RewindSettings {
+    pub(super) retain: OrOff<Size<{ 16 << 20 }>>,
+    pub(super) max_age: Time<60_000>,
+}
+
+/// What holds for a consumer: of `[inbox]`, or of that with what `[inbox.NAME]` has otherwise.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ConsumerSettings {
+    pub(super) handler: Option<String>,
+    pub(super) stream: Option<String>,
+    pub(super) subjects: Option<Vec<String>>,
+    pub(super) concurrency: Count<1>,
+    pub(super) lease: Time,
+    pub(super) ack_wait: Time,
+    pub(super) max_attempts: Count<1>,
+    pub(super) backoff_first: Time,
+    pub(super) backoff_max: Time,
+    pub(super) timeout: Time,
+    pub(super) secrets: Option<Vec<SigningSecret>>,
+    pub(super) ca: Option<PathBuf>,
+    pub(super) cert: Option<PathBuf>,
+    pub(super) key: Option<PathBuf>,
+    pub(super) retention: OrOff<Time>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MetricsSettings {
+    /// The label `env` of every metric.
+    pub(crate) environment: String,
+    /// How often the servers are asked for what only they know.
+    pub(crate) interval: Time,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LogSettings {
+    pub(crate) format: Word<LogFormat>,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
