@@ -14,7 +14,7 @@ const LINES: [(&str, usize); 8] = [
     ("pgoutput", 481),
     ("relay", 18372),
     ("servers", 2340),
-    ("tailpost", 12751),
+    ("tailpost", 12795),
 ];
 
 /// Settings of the configuration file.

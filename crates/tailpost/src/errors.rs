@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 
+use crate::refusal::{Ending, Kind};
+
 /// The server answers within five seconds, or says that it cannot.
 pub(crate) const API_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -18,11 +20,14 @@ pub(crate) struct ListenError {
     pub(crate) source: std::io::Error,
 }
 
-impl ListenError {
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> String {
-        "set admin.listen, or admin.inbox_listen for an inbox, to a free address, or to \"off\""
-            .into()
+impl Ending for ListenError {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::Refused)
+    }
+
+    fn hint(&self) -> Option<String> {
+        let hint = "set admin.listen, or admin.inbox_listen for an inbox, to a free address, or to \"off\"";
+        Some(hint.into())
     }
 }
 
@@ -35,6 +40,16 @@ pub(crate) enum TokenError {
     /// What it has cannot be sent in a header.
     #[error("{} has no token: one line of visible ASCII characters", file.display())]
     Unfit { file: PathBuf },
+}
+
+impl Ending for TokenError {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::BadConfiguration)
+    }
+
+    fn hint(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Who has an API.
@@ -86,9 +101,22 @@ pub(crate) enum ClientError {
     Refused { status: StatusCode, error: String, hint: Option<String> },
 }
 
-impl ClientError {
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> Option<String> {
+impl Ending for ClientError {
+    fn kind(&self) -> Option<Kind> {
+        Some(match self {
+            Self::Off { .. } | Self::Unreachable { .. } => Kind::Unreachable,
+            Self::Silent { .. } => Kind::TimedOut,
+            Self::Refused { status, .. } => match status.as_u16() {
+                400 | 401 | 403 | 409 | 422 => Kind::Refused,
+                404 => Kind::NotFound,
+                503 => Kind::Unreachable,
+                504 => Kind::TimedOut,
+                _ => Kind::Failed,
+            },
+        })
+    }
+
+    fn hint(&self) -> Option<String> {
         match self {
             Self::Off { of } | Self::Unreachable { of, .. } => Some(format!(
                 "--direct asks the database instead; {} says where {} {of} listens",
@@ -115,14 +143,17 @@ pub(crate) struct LacksRights {
     pub(crate) source: anyhow::Error,
 }
 
-impl LacksRights {
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> String {
+impl Ending for LacksRights {
+    fn kind(&self) -> Option<Kind> {
+        None
+    }
+
+    fn hint(&self) -> Option<String> {
         let Self { of, needs, .. } = self;
-        format!(
+        Some(format!(
             "run the command as the owner of the tables, or GRANT {needs} on all tables of the {of}, \
              which docs/security.md names"
-        )
+        ))
     }
 }
 

@@ -6,7 +6,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::config;
 use crate::errors::{ClientError, LacksRights, ListenError, NagiosState, TokenError};
-use crate::refusal::{Kind, Refusal};
+use crate::refusal::{Ending, Kind, Refusal};
 
 /// Prints the error with its causes, and what can be done about it.
 pub(crate) fn report(error: &anyhow::Error) {
@@ -29,97 +29,97 @@ pub(crate) fn code(error: &anyhow::Error) -> ExitCode {
 
 /// What kind of error it is.
 pub(crate) fn kind(error: &anyhow::Error) -> Kind {
-    error.chain().find_map(|cause| told(cause).0).unwrap_or(Kind::Failed)
+    error.chain().find_map(|cause| ending(cause)?.kind()).unwrap_or(Kind::Failed)
 }
 
 /// What can be done about it.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| told(cause).1)
+    error.chain().find_map(|cause| ending(cause)?.hint())
 }
 
-/// What kind of error it is, and what can be done about it, as far as this cause tells.
-fn told(cause: &(dyn std::error::Error + 'static)) -> (Option<Kind>, Option<String>) {
-    if let Some(it) = cause.downcast_ref::<Refusal>() {
-        (Some(it.kind), it.hint.clone())
-    } else if let Some(it) = cause.downcast_ref::<config::Error>() {
-        (Some(Kind::BadConfiguration), it.hint().map(str::to_owned))
-    } else if cause.is::<TokenError>() {
-        (Some(Kind::BadConfiguration), None)
-    } else if let Some(it) = cause.downcast_ref::<ListenError>() {
-        (Some(Kind::Refused), Some(it.hint()))
-    } else if let Some(it) = cause.downcast_ref::<LacksRights>() {
-        (None, Some(it.hint()))
-    } else if let Some(it) = cause.downcast_ref::<relay::Error>() {
-        (Some(relay_kind(it)), it.hint())
-    } else if let Some(it) = cause.downcast_ref::<inbox::Error>() {
-        (inbox_kind(it), it.hint().map(Into::into))
-    } else if let Some(it) = cause.downcast_ref::<ClientError>() {
-        (Some(client_kind(it)), it.hint())
-    } else if let Some(it) = cause.downcast_ref::<servers::Error>() {
-        (Some(connect_kind(it)), it.hint())
-    } else {
-        (None, None)
+type Cause = dyn std::error::Error + 'static;
+type Downcast = fn(&Cause) -> Option<&dyn Ending>;
+
+/// The cause, if it is one of the errors that say how they end.
+fn ending(cause: &Cause) -> Option<&dyn Ending> {
+    fn of<T: Ending + std::error::Error + 'static>(cause: &Cause) -> Option<&dyn Ending> {
+        cause.downcast_ref::<T>().map(|it| it as &dyn Ending)
     }
+    let all: [Downcast; 9] = [
+        of::<Refusal>,
+        of::<config::Error>,
+        of::<TokenError>,
+        of::<ListenError>,
+        of::<LacksRights>,
+        of::<ClientError>,
+        of::<relay::Error>,
+        of::<inbox::Error>,
+        of::<servers::Error>,
+    ];
+    all.iter().find_map(|of| of(cause))
 }
 
-fn relay_kind(error: &relay::Error) -> Kind {
-    match error {
-        relay::Error::Connect(error) => connect_kind(error),
-        relay::Error::NotSetUp { .. }
-        | relay::Error::NoDeadLetter { .. }
-        | relay::Error::NoReplay { .. } => Kind::NotFound,
-        relay::Error::SlotBusy { .. }
-        | relay::Error::NoLogicalDecoding { .. }
-        | relay::Error::PublicationChanged { .. }
-        | relay::Error::Unusable { .. }
-        | relay::Error::Conflict(_)
-        | relay::Error::Refused(_)
-        | relay::Error::Table(_)
-        | relay::Error::Migrate(outbox::Error::Refused(_)) => Kind::Refused,
-        other if other.is_forbidden() => Kind::Refused,
-        // What passes by itself is an outage, and what does not is a failure.
-        other if other.is_transient() => Kind::Unreachable,
-        _ => Kind::Failed,
-    }
-}
-
-/// None if the cause tells.
-fn inbox_kind(error: &inbox::Error) -> Option<Kind> {
-    match error {
-        inbox::Error::Config { .. } => Some(Kind::BadConfiguration),
-        inbox::Error::Tables { .. } | inbox::Error::NoConsumer { .. } => Some(Kind::NotFound),
-        inbox::Error::Refused { .. } => Some(Kind::Refused),
-        inbox::Error::JetStream { .. } => Some(Kind::Unreachable),
-        inbox::Error::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
-            Some(Kind::NotFound)
-        }
-        inbox::Error::Sql { .. } if error.is_transient() => Some(Kind::Unreachable),
-        inbox::Error::Sql { .. } => Some(Kind::Refused),
-        _ => None,
-    }
-}
-
-fn client_kind(error: &ClientError) -> Kind {
-    match error {
-        ClientError::Off { .. } | ClientError::Unreachable { .. } => Kind::Unreachable,
-        ClientError::Silent { .. } => Kind::TimedOut,
-        ClientError::Refused { status, .. } => match status.as_u16() {
-            400 | 401 | 403 | 409 | 422 => Kind::Refused,
-            404 => Kind::NotFound,
-            503 => Kind::Unreachable,
-            504 => Kind::TimedOut,
+impl Ending for relay::Error {
+    fn kind(&self) -> Option<Kind> {
+        Some(match self {
+            Self::Connect(error) => return error.kind(),
+            Self::NotSetUp { .. } | Self::NoDeadLetter { .. } | Self::NoReplay { .. } => {
+                Kind::NotFound
+            }
+            Self::SlotBusy { .. }
+            | Self::NoLogicalDecoding { .. }
+            | Self::PublicationChanged { .. }
+            | Self::Unusable { .. }
+            | Self::Conflict(_)
+            | Self::Refused(_)
+            | Self::Table(_)
+            | Self::Migrate(outbox::Error::Refused(_)) => Kind::Refused,
+            other if other.is_forbidden() => Kind::Refused,
+            // What passes by itself is an outage, and what does not is a failure.
+            other if other.is_transient() => Kind::Unreachable,
             _ => Kind::Failed,
-        },
+        })
+    }
+
+    fn hint(&self) -> Option<String> {
+        Self::hint(self)
     }
 }
 
-fn connect_kind(error: &servers::Error) -> Kind {
-    if error.is_configuration() {
-        Kind::BadConfiguration
-    } else if error.is_transient() && !error.is_refusal() {
-        Kind::Unreachable
-    } else {
-        Kind::Refused
+impl Ending for inbox::Error {
+    fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Config { .. } => Some(Kind::BadConfiguration),
+            Self::Tables { .. } | Self::NoConsumer { .. } => Some(Kind::NotFound),
+            Self::Refused { .. } => Some(Kind::Refused),
+            Self::JetStream { .. } => Some(Kind::Unreachable),
+            Self::Sql { source, .. } if source.code() == Some(&SqlState::UNDEFINED_TABLE) => {
+                Some(Kind::NotFound)
+            }
+            Self::Sql { .. } if self.is_transient() => Some(Kind::Unreachable),
+            Self::Sql { .. } => Some(Kind::Refused),
+            _ => None,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Self::hint(self).map(Into::into)
+    }
+}
+
+impl Ending for servers::Error {
+    fn kind(&self) -> Option<Kind> {
+        Some(if self.is_configuration() {
+            Kind::BadConfiguration
+        } else if self.is_transient() && !self.is_refusal() {
+            Kind::Unreachable
+        } else {
+            Kind::Refused
+        })
+    }
+
+    fn hint(&self) -> Option<String> {
+        Self::hint(self)
     }
 }
 

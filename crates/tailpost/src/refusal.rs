@@ -15,15 +15,32 @@ pub(crate) enum Kind {
     BadConfiguration = 78,
 }
 
+/// What an error says of itself when it ends a command or a request, as far as it tells: what it
+/// was caused by may tell the rest.
+pub(crate) trait Ending {
+    /// What scripts are told.
+    fn kind(&self) -> Option<Kind>;
+    /// What can be done about it.
+    fn hint(&self) -> Option<String>;
+}
+
 /// Why nothing was done, and what can be done instead.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct Refusal {
-    /// What scripts are told.
-    pub(crate) kind: Kind,
+    kind: Kind,
     problem: String,
-    /// What the operator can do about it.
-    pub(crate) hint: Option<String>,
+    hint: Option<String>,
+}
+
+impl Ending for Refusal {
+    fn kind(&self) -> Option<Kind> {
+        Some(self.kind)
+    }
+
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
 }
 
 /// The only dead letter of an event.

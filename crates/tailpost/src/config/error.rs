@@ -2,6 +2,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::refusal::{Ending, Kind};
 use crate::removed;
 
 /// Where a setting was given.
@@ -110,10 +111,15 @@ impl Error {
     ) -> Self {
         Self::about(origin, format!("consumer {consumer}: {source}"))
     }
+}
 
-    /// What the operator can do about it.
-    pub(crate) fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
+impl Ending for Error {
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::BadConfiguration)
+    }
+
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
     }
 }
 

@@ -5,6 +5,7 @@ use relay::{Destination, Mode};
 
 use super::reference::{KEYS, REFERENCE, is_secret, setting};
 use super::*;
+use crate::refusal::Ending;
 
 fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Error> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("temporary file");
@@ -40,7 +41,7 @@ pub(crate) fn refusal(toml: &str, environment: &[(&str, &str)]) -> (String, Stri
     };
     let text = error.to_string();
     let text = text.split_once(".toml").map_or(text.as_str(), |(_, rest)| rest);
-    (text.to_owned(), error.hint().unwrap_or_default().to_owned())
+    (text.to_owned(), error.hint().unwrap_or_default())
 }
 
 #[test]
