@@ -8,6 +8,7 @@ use inbox::access::{as_json, upkept};
 use inbox::{Connection, Error, Upkept};
 use jiff::Timestamp;
 use outbox::Table;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::controls::ControlAction;
@@ -23,7 +24,7 @@ pub struct Consumers {
 }
 
 /// What one consumer has before it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Backlog {
     /// The consumer.
     #[serde(skip_serializing)]
@@ -48,7 +49,7 @@ pub struct Backlog {
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
 /// heartbeat.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Holder {
     /// The consumer.
     #[serde(skip_serializing)]

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -41,7 +42,7 @@ pub(crate) fn group_letters(aggregate: &str, these: &str) -> String {
 }
 
 /// An aggregate, written `type:id`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Aggregate {
     /// Its type; without a colon.
@@ -70,7 +71,7 @@ impl fmt::Display for Aggregate {
 }
 
 /// Which dead letters are meant; an empty one means all.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Filter {
     /// Of this aggregate.
@@ -102,7 +103,7 @@ impl fmt::Display for Filter {
 }
 
 /// Dead letters with the same failure, but for ids and numbers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Group {
     /// The reason, with `<id>` and `<n>` for what differs.
     pub fingerprint: String,
@@ -117,7 +118,7 @@ pub struct Group {
 }
 
 /// What a list shows, and what a plan is.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Overview<L> {
     /// How many match.
     pub total: u64,
@@ -133,7 +134,7 @@ pub struct Overview<L> {
 }
 
 /// What is done to dead letters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// Publish or handle them after all.
@@ -163,8 +164,9 @@ impl Action {
 }
 
 /// What something is done for. Kept; never blank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String")]
+#[schemars(extend("pattern" = "\\S"))]
 pub struct Reason(String);
 
 impl Reason {
@@ -211,7 +213,7 @@ impl Actor {
 }
 
 /// What is to be done to many.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BulkRequest {
     /// What.
@@ -223,6 +225,7 @@ pub struct BulkRequest {
     pub dry_run: bool,
     /// At most so many a second.
     #[serde(default)]
+    #[schemars(range(min = 1, max = 4_294_967_295_u32))]
     pub rate: Option<u32>,
     /// By whom.
     #[serde(default)]
@@ -233,7 +236,7 @@ pub struct BulkRequest {
 }
 
 /// Something that was done to a dead letter.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct AuditEntry {
     /// When.
     pub at: Timestamp,
@@ -252,7 +255,7 @@ pub struct AuditEntry {
 }
 
 /// What became of one event.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct DeadLetterDetail<L> {
     /// The event's id.
     pub id: Uuid,
@@ -319,7 +322,7 @@ impl<L> DeadLetterDetail<L> {
 }
 
 /// How far work on many has got.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Progress {
     /// How many there were at the start.
     pub total: u64,

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use relay::{Config, Error};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -9,7 +10,7 @@ use super::dead_letters::Aggregate;
 use crate::sql::Store;
 
 /// What has become of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FoundState {
     /// Nothing yet, or attempts that failed.
@@ -42,7 +43,7 @@ pub struct EventFilter {
 pub type EventPlace = (Option<Timestamp>, Uuid);
 
 /// An event. Its payload is left out.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct FoundEvent {
     /// Its id.
     pub id: Uuid,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use outbox::wire::{Position, header};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tokio_postgres::types::PgLsn;
@@ -25,7 +26,7 @@ use relay::describe;
 const BROKER_MAX: Duration = Duration::from_secs(2);
 
 /// What is known about an event. Times are as PostgreSQL prints them; payloads are left out.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Explanation {
     /// The event.
     pub id: Uuid,
@@ -56,7 +57,7 @@ impl Explanation {
 }
 
 /// A row of the outbox.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct RowStory {
     /// `PENDING`, `RETRYING` or `PUBLISHED`.
     pub status: String,
@@ -89,7 +90,7 @@ pub struct RowStory {
 }
 
 /// A message of the stream.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct MessageStory {
     /// The stream.
     pub stream: String,

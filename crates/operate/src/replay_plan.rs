@@ -2,10 +2,11 @@
 
 use pgoutput::Lsn;
 use relay::ReplaySource;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What a source has of a selection.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct SourceHolds {
     /// Which.
     pub source: &'static str,
@@ -15,6 +16,7 @@ pub struct SourceHolds {
     pub first_sequence: Option<u64>,
     /// Its position, in PostgreSQL's log.
     #[serde(serialize_with = "relay::access::lsn_text")]
+    #[schemars(with = "Option<String>")]
     pub from_lsn: Option<Lsn>,
     /// What keeping it costs, in bytes of PostgreSQL's log; `None` where nothing is kept for replays.
     pub bytes: Option<u64>,
@@ -32,7 +34,7 @@ pub struct SourceHolds {
 }
 
 /// What would be done in one shard.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ReplayPlan {
     /// Who would do it.
     pub slot: String,
@@ -41,6 +43,7 @@ pub struct ReplayPlan {
     /// What each source has.
     pub sources: Vec<SourceHolds>,
     /// The one that would be read.
+    #[schemars(with = "String")]
     pub chosen: ReplaySource,
     /// The stream's durable consumers; `None` if they are unknown, and a warning says why.
     pub consumers: Option<Vec<String>>,

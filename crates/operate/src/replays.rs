@@ -3,6 +3,7 @@
 use async_nats::jetstream::stream::{RetentionPolicy, State};
 use jiff::Timestamp;
 use outbox::wire::StoredMessage;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -35,7 +36,7 @@ pub struct ReplayRequest {
 }
 
 /// A replay, as it is written down. Times and positions are as PostgreSQL prints them.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[allow(missing_docs, reason = "the columns of tailpost_replays, which the migration explains")]
 pub struct ReplayEntry {
     pub id: Uuid,
@@ -97,7 +98,7 @@ impl ReplayEntry {
 }
 
 /// An event that could not be published again.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Unreplayed {
     /// The event.
     pub event: Uuid,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use relay::access::drained;
 use relay::{Config, Error, RewindConfig};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
@@ -11,7 +12,7 @@ use crate::setup::ensure_slot;
 use crate::sql::Store;
 
 /// A replication slot of the cluster.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct SlotEntry {
     /// Its name.
     pub name: String,

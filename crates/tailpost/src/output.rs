@@ -6,14 +6,16 @@ use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
 use anyhow::Context;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Version of the JSON that commands print. Raised when a field changes or goes, not when one is
 /// added.
 const SCHEMA_VERSION: u32 = 1;
 
-#[derive(Serialize)]
-struct Versioned<'a, T> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct Versioned<'a, T> {
     schema_version: u32,
     #[serde(flatten)]
     data: &'a T,

@@ -7,6 +7,7 @@ use operate::explain::Explanation;
 use operate::explain::consumer_story::{self, ConsumerStory};
 use outbox::Table;
 use relay::Config;
+use schemars::JsonSchema;
 use serde::Serialize;
 use servers::PostgresTarget;
 use uuid::Uuid;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use crate::refusal::Refusal;
 
 /// An event, and what each consumer did with it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct Story {
     #[serde(flatten)]
     pub(crate) published: Explanation,

@@ -17,6 +17,7 @@ use inbox::{Connection, Error};
 use jiff::Timestamp;
 use outbox::wire::{header, value_from_wire, value_to_wire};
 use outbox::{Column, Table};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -63,7 +64,8 @@ pub type LetterPlace = (Timestamp, Uuid, String);
 pub type Overview = super::Overview<DeadLetter>;
 
 /// An event that could not be processed. Its payload is not shown unless asked for.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "InboxDeadLetter")]
 pub struct DeadLetter {
     /// Whose it is.
     pub consumer: String,

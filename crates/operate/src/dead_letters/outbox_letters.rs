@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -12,7 +13,8 @@ use relay::Config;
 use relay::Error;
 
 /// An event that could not be published. Its payload is left out on purpose.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "OutboxDeadLetter")]
 pub struct DeadLetter {
     /// The event's id, and its `Nats-Msg-Id`.
     pub id: Uuid,

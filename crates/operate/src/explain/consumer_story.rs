@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use inbox::{Connection, Error};
 use jiff::Timestamp;
 use outbox::Table;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -12,7 +13,7 @@ use crate::dead_letters::AuditEntry;
 use crate::sql::records::{list_letters, look_up_records, query, select};
 
 /// What a consumer knows about an event.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub struct ConsumerStory {
     /// Its record, unless that was dropped with its partition, or there never was one.
     pub record: Option<EventRecord>,
@@ -23,7 +24,7 @@ pub struct ConsumerStory {
 }
 
 /// A record of `inbox_messages`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct EventRecord {
     /// `PROCESSING`, `PROCESSED`, `FAILED`, `DEAD` or `REJECTED`.
     pub status: String,
@@ -50,7 +51,7 @@ pub struct EventRecord {
 }
 
 /// A dead letter.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct Letter {
     /// What kind of failure it was.
     pub cause: String,
@@ -63,7 +64,7 @@ pub struct Letter {
 }
 
 /// A place in a stream.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Place {
     /// The stream.
     pub stream: Option<String>,

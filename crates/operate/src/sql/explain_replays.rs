@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use relay::{Error, Glob, ReplaySource};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
@@ -26,7 +27,7 @@ pub(crate) struct KnownEvent {
 }
 
 /// A replay that meant the event. Times are as PostgreSQL prints them.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ReplayStory {
     /// The replay.
     pub id: Uuid,
@@ -51,7 +52,7 @@ pub struct ReplayStory {
 }
 
 /// What a replay did with one event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplayOutcome {
     /// A copy was stored.

@@ -7,6 +7,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use operate::dead_letters::{Action, Actor, Filter, Reason};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,22 +21,11 @@ use crate::output;
 pub(super) const LIMIT: u32 = 50;
 pub(super) const LIMIT_MAX: u32 = 1_000;
 
-/// Who changes something, and what for: a [`Change`].
-pub(super) const CHANGE: &str = "{by?: text?, why?: reason?}";
-/// The same, where a reason is needed.
-pub(super) const FINAL_CHANGE: &str = "{by?: text?, why: reason}";
-
-/// What an `Overview` of these dead letters has.
-pub(super) fn overview(letter: &str) -> String {
-    format!(
-        "{{schema_version: integer, total: count, oldest_seconds: number?, next?: text?,
-           groups: [{{fingerprint: text, count: count, aggregates: count, first: time, last: time}}],
-           dead_letters: [{letter}]}}"
-    )
-}
+/// As a query or a request has it.
+pub(super) const AGGREGATE: &str = r"^[^:]+:[\s\S]+$";
 
 /// Who changes something, and what for.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
     #[serde(default)]
@@ -43,6 +33,18 @@ pub(crate) struct Change {
     #[serde(default)]
     pub(crate) why: Option<Reason>,
 }
+
+/// A [`Change`] that needs a reason, as the document has it.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "a change without a reason is refused with a hint instead")]
+pub(super) struct FinalChange {
+    by: Option<String>,
+    why: Reason,
+}
+
+/// What an `Overview` is.
+pub(super) const OVERVIEW: &str = "How many, why, and a page of them";
 
 impl Change {
     /// For the audit. What is for good needs a reason.
@@ -56,23 +58,31 @@ impl Change {
 }
 
 /// What a listing asks for, in the query.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
+    /// As TYPE:ID
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
     pub(crate) aggregate: Option<String>,
+    /// The event's type
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub(crate) event_type: Option<String>,
+    /// In the reason, in any case
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
+    /// Dead since then or later
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Timestamp>")]
     pub(crate) since: Option<String>,
+    /// Dead letters of a page
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = LIMIT_MAX), extend("default" = LIMIT))]
     pub(crate) limit: Option<u32>,
-    /// `next` of the page before.
+    /// `next` of the page before
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cursor: Option<String>,
-    /// Only of an inbox.
+    /// Only of this consumer
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) consumer: Option<String>,
 }
@@ -103,12 +113,13 @@ pub(super) fn time(name: &str, asked: Option<String>) -> Result<Option<Timestamp
 }
 
 /// What a request for one asks for, in the query.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShowQuery {
+    /// With payload and headers; needs the role operator
     #[serde(default)]
     pub(super) payload: bool,
-    /// Only of an inbox.
+    /// Only of this consumer
     pub(super) consumer: Option<String>,
 }
 

@@ -4,19 +4,19 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::api::json;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
 use crate::config::{Role, Setting, Settings};
-
-const ALL: &str = "{schema_version: integer, version: text, settings: [Setting]}";
+use crate::output::Versioned;
 
 /// As they were when the process started.
 pub(crate) type Shown = Arc<[Setting]>;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Configuration<'a> {
     version: &'static str,
     settings: &'a [Setting],
@@ -30,7 +30,7 @@ pub(crate) fn shown(settings: &Settings) -> Shown {
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(shown: Shown) -> Api<S> {
     let get = Operation::get("/api/v1/config", "Shows the effective settings, without secrets")
         .needs(Role::Admin)
-        .answers(200, "Every setting, and where it came from", ALL);
+        .answers::<Versioned<Configuration>>(200, "Every setting, and where it came from");
     Api::new().on(get, show).with_state(shown)
 }
 

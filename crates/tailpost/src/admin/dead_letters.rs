@@ -11,8 +11,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use operate::dead_letters::outbox_letters::{DeadLetter, DeadLetters, NOT_REJECTED};
-use operate::dead_letters::{Action, BulkRequest, Filter, Progress, Reason};
+use operate::dead_letters::{
+    Action, BulkRequest, DeadLetterDetail, Filter, Overview, Progress, Reason,
+};
 use relay::Config;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
@@ -20,13 +23,12 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{
-    Asked, Body, CHANGE, Change, FINAL_CHANGE, ListQuery, Named, ShowQuery, json, overview,
-};
+use super::api::{Asked, Body, Change, FinalChange, ListQuery, Named, OVERVIEW, ShowQuery, json};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
 use crate::bulk;
+use crate::output::Versioned;
 
 /// Operations that are remembered; the oldest that has ended goes first.
 const OPERATIONS_MAX: usize = 16;
@@ -94,42 +96,36 @@ impl AppState {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
-    let all = overview("OutboxDeadLetter");
     let list_all =
         Operation::get("/api/v1/outbox/dead-letter", "Lists what could not be published")
-            .listing()
-            .answers(200, "How many, why, and a page of them", &all);
+            .query::<ListQuery>()
+            .without("consumer")
+            .answers::<Versioned<Overview<DeadLetter>>>(200, OVERVIEW);
     let show_one = Operation::get("/api/v1/outbox/dead-letter/{id}", "Shows a dead letter")
-        .query("payload", "With payload and headers; needs the role operator", "flag")
-        .answers(200, "What is known about it", "DeadLetterDetail");
+        .query::<ShowQuery>()
+        .without("consumer")
+        .answers::<Versioned<DeadLetterDetail<DeadLetter>>>(200, "What is known about it");
     let discard_one =
         Operation::delete("/api/v1/outbox/dead-letter/{id}", "Discards a dead letter")
-            .body(FINAL_CHANGE)
+            .body::<FinalChange>()
             .answers_nothing(204, "It is never published");
     let requeue_one =
         Operation::post("/api/v1/outbox/dead-letter/{id}/requeue", "Publishes it after all")
-            .body("{by?: text?, why?: reason?, payload?: text?}")
+            .body::<Requeue>()
             .answers_nothing(204, "A relay publishes it");
     let path = "/api/v1/outbox/aggregates/{aggregate}/requeue";
     let requeue_all = Operation::post(path, "Publishes an aggregate's dead letters after all")
-        .body(CHANGE)
-        .answers(200, "How many", "count");
+        .body::<Change>()
+        .answers::<u64>(200, "How many");
     let work = Operation::post("/api/v1/outbox/dead-letter/operations", "Works on many at once")
-        .body(
-            "{action: requeue|discard, dry_run?: flag, rate?: 1..4294967295?, by?: text?,
-              filter: {aggregate?: {kind: text, id: text}?, event_type?: text?, reason?: text?,
-                       since?: time?},
-              why?: reason?}",
-        )
-        .answers(200, "What would be done: `dry_run`", &all)
-        .answers(202, "It has begun", "{operation: count}");
+        .body::<BulkRequest>()
+        .answers::<Versioned<Overview<DeadLetter>>>(200, "What would be done: `dry_run`")
+        .answers::<Started>(202, "It has begun");
     let path = "/api/v1/outbox/dead-letter/operations/{number}";
-    let far = "{total: count, done: count, skipped: count, last_refusal: text?, ended: flag,
-                cancelled: flag}";
-    let progress_of =
-        Operation::get(path, "Says how far an operation is").answers(200, "How far it is", far);
+    let progress_of = Operation::get(path, "Says how far an operation is")
+        .answers::<Progress>(200, "How far it is");
     let cancel_one = Operation::delete(path, "Ends an operation")
-        .body("any")
+        .body::<serde_json::Value>()
         .answers_nothing(202, "It ends after what it is at");
     Api::new()
         .on(list_all, list)
@@ -144,7 +140,7 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
 }
 
 /// Who requeues something, and what for.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Requeue {
     #[serde(default)]
@@ -157,7 +153,7 @@ pub(crate) struct Requeue {
 }
 
 /// An operation that was started.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Started {
     pub(crate) operation: u64,
 }

@@ -14,6 +14,7 @@ use axum::response::Response;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use operate::checks::{Check, Scope, summary};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
@@ -22,6 +23,7 @@ use super::api::{Asked, json};
 use super::openapi::{Api, Operation};
 use super::problem::{ANSWER_MAX, ApiError};
 use crate::check_names;
+use crate::output::Versioned;
 
 /// How long a run may take. The checks bound each answer, which is less.
 const RUN_MAX: Duration = Duration::from_secs(30);
@@ -55,13 +57,9 @@ impl Doctor {
     }
 
     pub(super) fn routes<S: Clone + Send + Sync + 'static>(&self) -> Api<S> {
-        let told = "{schema_version: integer, checked_at: time, took_seconds: number,
-                     summary: {error: count, warning: count, ok: count, skipped: count},
-                     checks: [Check]}";
         let get = Operation::get("/api/v1/doctor", "Checks the servers and the configuration")
-            .query("only", "Ids or categories, separated by commas", "text")
-            .query("skip", "The same, left out", "text")
-            .answers(200, "What was found, at most 5 s ago", told);
+            .query::<DoctorQuery>()
+            .answers::<Versioned<Told>>(200, "What was found, at most 5 s ago");
         Api::new().on(get, show).with_state(self.clone())
     }
 
@@ -97,10 +95,12 @@ fn is_current(run: &Run) -> bool {
 }
 
 /// Which checks are asked for, in the query.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DoctorQuery {
+    /// Ids or categories, separated by commas
     only: Option<String>,
+    /// The same, left out
     skip: Option<String>,
 }
 
@@ -115,7 +115,7 @@ impl DoctorQuery {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Told<'a> {
     checked_at: Timestamp,
     took_seconds: f64,

@@ -4,28 +4,42 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use jiff::Timestamp;
 use operate::event_search::{EventFilter, EventPlace, FoundEvent, FoundState, find_events};
 use relay::Config;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::api::{Asked, Named, json, limit, time};
+use super::api::{AGGREGATE, Asked, LIMIT, LIMIT_MAX, Named, json, limit, time};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use crate::story;
+use crate::output::Versioned;
+use crate::story::{self, Story};
 
 /// What a search asks for, in the query.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
+    /// As TYPE:ID
+    #[schemars(extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
     aggregate: Option<String>,
+    /// The event's type
     #[serde(rename = "type")]
     event_type: Option<String>,
+    /// Happened then or later
+    #[schemars(with = "Option<Timestamp>")]
     since: Option<String>,
+    /// Happened before
+    #[schemars(with = "Option<Timestamp>")]
     until: Option<String>,
+    /// What became of it
     state: Option<FoundState>,
+    /// Events of a page
+    #[schemars(range(max = LIMIT_MAX), extend("default" = LIMIT))]
     limit: Option<u32>,
+    /// `next` of the page before
     cursor: Option<String>,
 }
 
@@ -39,7 +53,7 @@ impl EventsQuery {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Events {
     events: Vec<FoundEvent>,
     next: Option<String>,
@@ -47,23 +61,11 @@ struct Events {
 
 /// `config` has a pool.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
-    let found = "{schema_version: integer, events: [Event], next: text?}";
     let find = Operation::get("/api/v1/events", "Finds events, the newest first")
-        .query("aggregate", "As TYPE:ID", "aggregate")
-        .query("type", "The event's type", "text")
-        .query("since", "Happened then or later", "time")
-        .query("until", "Happened before", "time")
-        .query("state", "What became of it", "pending|published|dead|discarded")
-        .query("limit", "Events of a page", "limit")
-        .query("cursor", "`next` of the page before", "text")
-        .answers(200, "A page", found);
-    let story = "{schema_version: integer, id: uuid, row: object?, decisions: [AuditEntry],
-                  consumers: object, notes: [text]}";
-    let explain = Operation::get("/api/v1/events/{id}", "Says what became of an event").answers(
-        200,
-        "What is known about it, without the payload",
-        story,
-    );
+        .query::<EventsQuery>()
+        .answers::<Versioned<Events>>(200, "A page");
+    let explain = Operation::get("/api/v1/events/{id}", "Says what became of an event")
+        .answers::<Versioned<Story>>(200, "What is known about it, without the payload");
     Api::new().on(find, search).on(explain, show).with_state(config)
 }
 

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use operate::waiting::effects::EffectState;
 use outbox::waiting::{Seen, Waiting};
 use relay::EventState;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -17,18 +18,18 @@ use super::JSON;
 use super::api::{Asked, Named};
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use crate::output;
+use crate::output::{self, Versioned};
 
 /// How long a request waits at most: with the first look, less than it may take.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// What a request asks for, in the query.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct WaitQuery {
-    /// How long to wait, at most [`WAIT_MAX`], which is also what nobody has to say.
+    /// How long, such as 500ms; at most 3s, which is also the default
     timeout: Option<String>,
-    /// Only of an inbox, which may have several consumers.
+    /// Which consumer, where several run
     processed_by: Option<String>,
 }
 
@@ -42,7 +43,7 @@ impl WaitQuery {
 }
 
 /// An event, and what became of it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Waited<S> {
     pub(crate) id: Uuid,
     #[serde(flatten)]
@@ -86,27 +87,31 @@ impl Told for EffectState {
 /// Those who wait for events of each consumer, by its name.
 pub(crate) type WaitingOf = Arc<BTreeMap<String, Waiting<EffectState>>>;
 
+/// What the document says of a state: that it has its name, whichever it is.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "stands for `EventState` and `EffectState`")]
+struct AnyState {
+    state: String,
+}
+
 fn operation() -> Operation {
-    let told = "{schema_version: integer, id: uuid, state: text}";
     let path = "/api/v1/events/{id}/wait";
     Operation::get(path, "Waits until something becomes of an event")
-        .query("timeout", "How long, such as 500ms; at most 3s, which is also the default", "text")
-        .answers(200, "It happened", told)
-        .answers(202, "It may still happen", told)
-        .answers(404, "Nobody knows the event", told)
-        .answers(409, "It does not happen by itself", told)
+        .query::<WaitQuery>()
+        .answers::<Versioned<Waited<AnyState>>>(200, "It happened")
+        .answers::<Versioned<Waited<AnyState>>>(202, "It may still happen")
+        .answers::<Versioned<Waited<AnyState>>>(404, "Nobody knows the event")
+        .answers::<Versioned<Waited<AnyState>>>(409, "It does not happen by itself")
 }
 
 /// Of a relay.
 pub(super) fn published<S: Clone + Send + Sync + 'static>(waiting: Waiting<EventState>) -> Api<S> {
-    Api::new().on(operation(), until_published).with_state(waiting)
+    Api::new().on(operation().without("processed_by"), until_published).with_state(waiting)
 }
 
 /// Of an inbox.
 pub(super) fn processed<S: Clone + Send + Sync + 'static>(waiting: WaitingOf) -> Api<S> {
-    let of = "Which consumer, where several run";
-    let operation = operation().query("processed_by", of, "text");
-    Api::new().on(operation, until_processed).with_state(waiting)
+    Api::new().on(operation(), until_processed).with_state(waiting)
 }
 
 async fn until_published(

@@ -5,9 +5,12 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::http::Method;
 use axum::routing::{MethodFilter, on};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::schemas;
+use super::api::AGGREGATE;
+use super::problem::ApiError;
 use crate::config::Role;
 
 /// Where the document is served.
@@ -28,7 +31,7 @@ pub(crate) struct Operation {
 #[derive(Debug, Clone)]
 enum Content {
     Nothing,
-    Json(Value),
+    Json(fn(&mut SchemaGenerator) -> Schema),
     Text(&'static str),
 }
 
@@ -59,30 +62,36 @@ impl Operation {
         Self { role: Some(role), ..self }
     }
 
-    /// A parameter of the query that may be left out.
-    pub(super) fn query(mut self, name: &str, said: &str, schema: &str) -> Self {
-        self.parameters.push(json!({
-            "name": name, "in": "query", "description": said, "schema": schemas::request(schema),
-        }));
+    /// What its query may have: the fields of `T`.
+    pub(super) fn query<T: JsonSchema>(mut self) -> Self {
+        let mut schema = request::<T>();
+        for (name, schema) in schema["properties"].as_object_mut().into_iter().flatten() {
+            let said = schema.as_object_mut().and_then(|it| it.remove("description"));
+            // A parameter is left out, and never null.
+            if let Some(kind) = schema["type"].get(0).or(schema["anyOf"].get(0)).cloned() {
+                let is_type = kind.is_string();
+                *(if is_type { &mut schema["type"] } else { &mut *schema }) = kind;
+            }
+            self.parameters.push(json!({
+                "name": name, "in": "query", "description": said, "schema": schema,
+            }));
+        }
         self
     }
 
-    /// What every list of dead letters takes.
-    pub(super) fn listing(self) -> Self {
-        self.query("aggregate", "As TYPE:ID", "aggregate")
-            .query("type", "The event's type", "text")
-            .query("reason", "In the reason, in any case", "text")
-            .query("since", "Dead since then or later", "time")
-            .query("limit", "Dead letters of a page", "limit")
-            .query("cursor", "`next` of the page before", "text")
+    /// But for this parameter.
+    pub(super) fn without(mut self, parameter: &str) -> Self {
+        self.parameters.retain(|it| it["name"] != parameter);
+        self
     }
 
-    pub(super) fn body(self, schema: &str) -> Self {
-        Self { body: Some(schemas::request(schema)), ..self }
+    pub(super) fn body<T: JsonSchema>(self) -> Self {
+        Self { body: Some(request::<T>()), ..self }
     }
 
-    pub(super) fn answers(mut self, status: u16, said: &'static str, schema: &str) -> Self {
-        self.answers.push((status, said, Content::Json(schemas::answer(schema))));
+    pub(super) fn answers<T: JsonSchema>(mut self, status: u16, said: &'static str) -> Self {
+        let schema = SchemaGenerator::subschema_for::<T>;
+        self.answers.push((status, said, Content::Json(schema)));
         self
     }
 
@@ -100,14 +109,15 @@ impl Operation {
         self.path
     }
 
-    fn document(&self) -> Value {
+    fn document(&self, schemas: &mut SchemaGenerator) -> Value {
         let mut responses = Map::new();
         for (status, said, content) in &self.answers {
             let content = match content {
                 Content::Nothing => json!({ "description": said }),
-                Content::Json(schema) => json!({
-                    "description": said, "content": { "application/json": { "schema": schema } },
-                }),
+                Content::Json(schema) => {
+                    let content = json!({ "application/json": { "schema": schema(schemas) } });
+                    json!({ "description": said, "content": content })
+                }
                 Content::Text(kind) => json!({
                     "description": said, "content": { *kind: { "schema": { "type": "string" } } },
                 }),
@@ -142,13 +152,21 @@ impl Operation {
     }
 }
 
+/// What a request may have, and nothing else.
+fn request<T: JsonSchema>() -> Value {
+    let settings = SchemaSettings::draft2020_12().with(|it| it.inline_subschemas = true);
+    settings.for_deserialize().into_generator().subschema_for::<T>().to_value()
+}
+
 fn path_parameters(path: &str) -> Vec<Value> {
     let names = path.split('{').skip(1).filter_map(|it| it.split('}').next());
     let schema = |name: &str| match name {
-        "id" => schemas::request("uuid"),
-        "number" => schemas::request("count"),
-        "aggregate" => schemas::request("aggregate"),
-        _ => schemas::request("name"),
+        "id" => json!({ "type": "string", "format": "uuid" }),
+        "number" => json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX }),
+        "aggregate" => {
+            json!({ "type": "string", "pattern": AGGREGATE, "examples": ["order:o-17"] })
+        }
+        _ => json!({ "type": "string", "minLength": 1 }),
     };
     let parameter = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": schema(name) });
     names.map(parameter).collect()
@@ -196,11 +214,15 @@ impl<S: Clone + Send + Sync + 'static> Api<S> {
 
 /// The document of these operations.
 pub(super) fn document(of: &str, operations: &[Operation]) -> Value {
+    let settings = SchemaSettings::draft2020_12()
+        .with(|it| it.definitions_path = "/components/schemas".into());
+    let mut schemas = settings.for_serialize().into_generator();
     let mut paths = Map::new();
     for operation in operations {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
-        path[operation.method.as_str().to_ascii_lowercase()] = operation.document();
+        path[operation.method.as_str().to_ascii_lowercase()] = operation.document(&mut schemas);
     }
+    schemas.subschema_for::<ApiError>();
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -215,7 +237,7 @@ pub(super) fn document(of: &str, operations: &[Operation]) -> Value {
         "paths": paths,
         "components": {
             "securitySchemes": { "bearer": { "type": "http", "scheme": "bearer" } },
-            "schemas": schemas::components(),
+            "schemas": schemas.take_definitions(true),
             "responses": { "Problem": {
                 "description": "What went wrong, as RFC 9457 has it",
                 "content": { "application/problem+json": {

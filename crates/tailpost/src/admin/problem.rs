@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
@@ -21,7 +22,8 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_secs(4);
 pub(super) const STATEMENT_MAX: Duration = Duration::from_secs(3);
 
 /// Why a request was not answered, as RFC 9457 wants it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Problem")]
 pub(crate) struct ApiError {
     pub(crate) title: String,
     pub(crate) status: u16,

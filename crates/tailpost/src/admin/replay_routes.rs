@@ -12,6 +12,7 @@ use operate::replays::{
     Unreplayed, ask_replay, decide_replay, plan_replay, replay, replays_after,
 };
 use relay::{Config, Glob, Lsn};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -19,10 +20,11 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{Asked, Body, CHANGE, Change, Named, json, limit, time};
+use super::api::{AGGREGATE, Asked, Body, Change, LIMIT, LIMIT_MAX, Named, json, limit, time};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::{ANSWER_MAX, ApiError, WAIT_MAX};
+use crate::output::Versioned;
 
 /// Events listed that could not be published.
 const FAILURES: u32 = 100;
@@ -43,30 +45,38 @@ pub(super) struct ReplayState {
 }
 
 /// What a list asks for, in the query.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ReplaysQuery {
+    /// Replays of a page
+    #[schemars(range(max = LIMIT_MAX), extend("default" = LIMIT))]
     limit: Option<u32>,
+    /// `next` of the page before
     cursor: Option<String>,
 }
 
 /// What is to be published again.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Start {
     from_lsn: Option<String>,
     to_lsn: Option<String>,
+    #[schemars(with = "Option<Timestamp>")]
     since: Option<String>,
+    #[schemars(with = "Option<Timestamp>")]
     until: Option<String>,
     #[serde(default)]
     events: Vec<Uuid>,
+    #[schemars(extend("pattern" = AGGREGATE))]
     aggregate: Option<String>,
     event_type: Option<String>,
     /// Everything that was ever published: so that nobody says it by saying nothing.
     #[serde(default)]
     all: bool,
+    #[schemars(extend("enum" = ["auto", "stream", "table", "wal", null]))]
     source: Option<String>,
     to_subject_prefix: Option<String>,
+    #[schemars(range(min = 1, max = 1_000_000))]
     per_second: Option<u32>,
     #[serde(default)]
     dry_run: bool,
@@ -74,20 +84,20 @@ struct Start {
     why: Option<Reason>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Replays {
     replays: Vec<ReplayEntry>,
     next: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Shown {
     #[serde(flatten)]
     replay: ReplayEntry,
     failures: Vec<Unreplayed>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Begun {
     dry_run: bool,
     /// One for each shard in which there is something to do.
@@ -96,30 +106,19 @@ struct Begun {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ReplayState) -> Api<S> {
-    let page = "{schema_version: integer, replays: [Replay], next: text?}";
-    let plan = "{schema_version: integer, dry_run: flag, replays: [uuid], plans: [object]}";
     let list = Operation::get("/api/v1/replays", "Lists replays, the newest first")
-        .query("limit", "Replays of a page", "limit")
-        .query("cursor", "`next` of the page before", "text")
-        .answers(200, "A page", page);
+        .query::<ReplaysQuery>()
+        .answers::<Versioned<Replays>>(200, "A page");
     let start = Operation::post("/api/v1/replays", "Publishes events again, or says what would be")
-        .body(
-            "{from_lsn?: text?, to_lsn?: text?, since?: time?, until?: time?, events?: [uuid],
-              aggregate?: aggregate?, event_type?: text?, all?: flag,
-              source?: auto|stream|table|wal?, to_subject_prefix?: text?,
-              per_second?: 1..1000000?, dry_run?: flag, by?: text?, why?: reason?}",
-        )
-        .answers(200, "Nothing is to be done, or `dry_run` was given", plan)
-        .answers(202, "A relay begins within a second", plan);
+        .body::<Start>()
+        .answers::<Versioned<Begun>>(200, "Nothing is to be done, or `dry_run` was given")
+        .answers::<Versioned<Begun>>(202, "A relay begins within a second");
     let show =
         Operation::get("/api/v1/replays/{id}", "Shows a replay and what it could not publish")
-            .answers(200, "The replay", "Replay");
+            .answers::<Versioned<Shown>>(200, "The replay");
     let decision = |path, summary| {
-        Operation::post(path, summary).body(CHANGE).answers(
-            200,
-            "The replay as it is now",
-            "Replay",
-        )
+        let operation = Operation::post(path, summary).body::<Change>();
+        operation.answers::<Versioned<Shown>>(200, "The replay as it is now")
     };
     let decide = |decision: ReplayDecision| {
         async move |State(state): State<ReplayState>,

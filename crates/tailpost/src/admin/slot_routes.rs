@@ -6,13 +6,15 @@ use axum::extract::State;
 use axum::response::Response;
 use operate::{SlotEntry, slots};
 use relay::Config;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::api::json;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
+use crate::output::Versioned;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Slots {
     slots: Vec<SlotEntry>,
 }
@@ -20,7 +22,7 @@ struct Slots {
 /// `config` has a pool.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
     let list = Operation::get("/api/v1/slots", "Lists the replication slots of the cluster")
-        .answers(200, "All of them, by name", "{schema_version: integer, slots: [Slot]}");
+        .answers::<Versioned<Slots>>(200, "All of them, by name");
     Api::new().on(list, show).with_state(config)
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -11,7 +12,7 @@ use super::{Settings, routes};
 const MASKED: &str = "***";
 
 /// A setting.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct Setting {
     pub(crate) key: String,
     /// Nothing if it has none. A secret is masked, and so is what a URL has of one.

@@ -10,21 +10,21 @@ use inbox::{Connection, OperatorPause, Status};
 use operate::consumers::{self, Backlog, ControlAction, Holder};
 use operate::dead_letters::{Actor, AuditEntry};
 use outbox::Table;
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use servers::PostgresTarget;
 use tracing::info;
 
 use crate::admin::access::Caller;
-use crate::admin::api::{Body, CHANGE, Change, Named, json};
+use crate::admin::api::{Body, Change, Named, json};
 use crate::admin::metrics::inbox_metrics::Watched;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
+use crate::output::Versioned;
 
 /// Changes that a consumer's page shows.
 const HISTORY: u32 = 20;
-
-/// What [`Shown`] is.
-const SHOWN: &str = "Consumer & {history: [AuditEntry]}";
 
 /// Whose consumers these are.
 #[derive(Clone)]
@@ -36,15 +36,17 @@ pub(super) struct ConsumerState {
     pub(super) watched: Arc<Watched>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Consumer {
     name: String,
     /// Whether this process runs a worker of it.
     here: bool,
     /// How that one is.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
     status: Option<Status>,
     /// Who paused it, if somebody did.
+    #[schemars(with = "Option<Map<String, Value>>")]
     pause: Option<OperatorPause>,
     /// The worker that had it last, and what it said of itself then.
     worker: Option<Holder>,
@@ -52,12 +54,12 @@ struct Consumer {
     backlog: Backlog,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Consumers {
     consumers: Vec<Consumer>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Shown {
     #[serde(flatten)]
     consumer: Consumer,
@@ -66,18 +68,13 @@ struct Shown {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> Api<S> {
-    let list = Operation::get("/api/v1/consumers", "Lists the consumers").answers(
-        200,
-        "All of them, by name",
-        "{schema_version: integer, consumers: [Consumer]}",
-    );
-    let show_one = Operation::get("/api/v1/consumers/{name}", "Shows a consumer").answers(
-        200,
-        "The consumer",
-        SHOWN,
-    );
+    let list = Operation::get("/api/v1/consumers", "Lists the consumers")
+        .answers::<Versioned<Consumers>>(200, "All of them, by name");
+    let show_one = Operation::get("/api/v1/consumers/{name}", "Shows a consumer")
+        .answers::<Versioned<Shown>>(200, "The consumer");
     let decision = |path, summary| {
-        Operation::post(path, summary).body(CHANGE).answers(200, "The consumer as it is now", SHOWN)
+        let operation = Operation::post(path, summary).body::<Change>();
+        operation.answers::<Versioned<Shown>>(200, "The consumer as it is now")
     };
     let want = |action: ControlAction| {
         async move |State(state): State<ConsumerState>,

@@ -7,7 +7,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::Connection;
 use operate::dead_letters::Action;
-use operate::dead_letters::inbox_letters::{DeadLetter, DeadLetters, LetterPlace};
+use operate::dead_letters::inbox_letters::{
+    DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Overview,
+};
 use outbox::Table;
 use servers::PostgresTarget;
 use tracing::info;
@@ -15,12 +17,12 @@ use uuid::Uuid;
 
 use crate::admin::access::Caller;
 use crate::admin::api::{
-    Asked, Body, CHANGE, Change, FINAL_CHANGE, LIMIT_MAX, ListQuery, Named, ShowQuery, json,
-    overview,
+    Asked, Body, Change, FinalChange, LIMIT_MAX, ListQuery, Named, OVERVIEW, ShowQuery, json,
 };
 use crate::admin::cursor;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
+use crate::output::Versioned;
 use crate::refusal::{self, Refusal};
 
 /// Whose dead letters these are.
@@ -39,23 +41,28 @@ impl AppState {
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S> {
-    let of = |it: Operation| it.query("consumer", "Only of this consumer", "text");
     let list_all = Operation::get("/api/v1/inbox/dead-letter", "Lists what could not be handled")
-        .listing()
-        .answers(200, "How many, why, and a page of them", &overview("InboxDeadLetter"));
+        .query::<ListQuery>()
+        .answers::<Versioned<Overview>>(200, OVERVIEW);
     let show_one = Operation::get("/api/v1/inbox/dead-letter/{id}", "Shows a dead letter")
-        .query("payload", "With payload and headers; needs the role operator", "flag")
-        .answers(200, "What is known about it", "DeadLetterDetail");
+        .query::<ShowQuery>()
+        .answers::<Versioned<DeadLetterDetail>>(200, "What is known about it");
     let discard_one = Operation::delete("/api/v1/inbox/dead-letter/{id}", "Discards a dead letter")
-        .body(FINAL_CHANGE)
+        .query::<ShowQuery>()
+        .without("payload")
+        .body::<FinalChange>()
         .answers_nothing(204, "It is never handled");
     let requeue_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/requeue", "Handles it after all")
-            .body(CHANGE)
+            .query::<ShowQuery>()
+            .without("payload")
+            .body::<Change>()
             .answers_nothing(204, "A worker handles it");
     let reject_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/reject", "Rejects it for good")
-            .body(FINAL_CHANGE)
+            .query::<ShowQuery>()
+            .without("payload")
+            .body::<FinalChange>()
             .answers_nothing(204, "It is answered, with the reason");
     let decide = |action: Action| {
         async move |State(state): State<AppState>,
@@ -67,11 +74,11 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
         }
     };
     Api::new()
-        .on(of(list_all), list)
-        .on(of(show_one), show)
-        .on(of(discard_one), decide(Action::Discard))
-        .on(of(requeue_one), decide(Action::Requeue))
-        .on(of(reject_one), decide(Action::Reject))
+        .on(list_all, list)
+        .on(show_one, show)
+        .on(discard_one, decide(Action::Discard))
+        .on(requeue_one, decide(Action::Requeue))
+        .on(reject_one, decide(Action::Reject))
         .with_state(state)
 }
 
