@@ -1,21 +1,25 @@
 //! The relay's decisions, without I/O and without a clock.
 //!
 //! ```text
-//!   log, broker ──▶ apply()   ──▶ ┌────────┐ ──▶ next_send()    to the broker
-//!   jobs        ──▶ outcome() ──▶ │ Engine │ ──▶ next_effect()  jobs, confirmations, notices
-//!   time        ──▶ tick()    ──▶ └────────┘
+//!   log, broker, jobs ──▶ apply() ──▶ ┌────────┐ ──▶ next_send()    to the broker
+//!   time              ──▶ tick()  ──▶ │ Engine │ ──▶ next_effect()  jobs, confirmations, notices
+//!                                     └────────┘
 //! ```
 //!
-//! An [`Engine`] is one session over the slot. It ends with the replication connection and is built
-//! anew from the slot, the stream's tail and what is written down in PostgreSQL: a reconnect, a
-//! restart and a crash are one path. Its parts are state machines which do not know each other:
+//! An [`Engine`] is one session. It ends with what it reads from and is built anew from the slot, the
+//! stream's tail and what is written down in PostgreSQL: a reconnect, a restart and a crash are one
+//! path. It is made with the parts that its mode needs. These are state machines which do not know
+//! each other:
 //!
-//! - [`publish`]: the window of events between "the log brought it" and "the broker has it".
-//! - [`checkpoint`]: how far PostgreSQL may forget.
-//! - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that somebody has locked.
-//! - [`backfill`]: rows that the log does not bring.
-//! - [`replay`]: what is published once more.
-//! - [`parking`]: dead letters. [`slot_watch`], [`liveness`]: the two servers' health.
+//! - [`publish`]: the window of events between "the log brought it" and "the broker has it". Every
+//!   mode has it ([`core`]).
+//! - Over the slot ([`log_parts`]):
+//!   - [`checkpoint`]: how far PostgreSQL may forget.
+//!   - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that somebody has locked.
+//!   - [`backfill`]: rows that the log does not bring.
+//!   - [`replay`]: what is published once more.
+//!   - [`parking`]: dead letters. [`slot_watch`], [`liveness`]: the two servers' health.
+//! - Without a slot: [`claims`], rows that one node alone may publish.
 //!
 //! The invariants (DESIGN 3) and where they are kept:
 //!
@@ -36,22 +40,25 @@ mod backfill;
 pub mod backoff;
 mod breaker;
 mod checkpoint;
-mod claim_engine;
+mod claims;
 mod confirming;
-mod decides;
+mod core;
 mod effect;
+mod input;
 mod last_event;
 mod liveness;
+mod log_parts;
 mod marking;
 mod messages;
 mod notice;
-mod outcome;
 mod owed_marks;
 mod parking;
 mod progress;
 mod publish;
 mod replay;
 mod replay_messages;
+mod replay_turns;
+mod request;
 mod scanning;
 #[cfg(test)]
 mod seeds;
@@ -68,39 +75,42 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use self::backfill::ScanNotice;
 pub(crate) use self::backfill::{Backfill, ScanRanges};
 pub(crate) use self::checkpoint::Checkpoint;
-pub(crate) use self::claim_engine::{ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, LEASE};
-pub(crate) use self::decides::{Decides, Figures};
+use self::claims::Claims;
+pub(crate) use self::claims::{ClaimsSettings, ClaimsStart, LEASE};
+use self::core::Core;
 pub use self::effect::Watermark;
 pub(crate) use self::effect::{
-    Age, BooksEffect, BrokerEffect, Effect, Effects, End, Found, MarkingEffect, OpenScan, Pass,
-    ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Sees, Statement, SweepRange,
+    Age, BooksEffect, BrokerEffect, ClaimsEffect, Effect, End, Found, MarkingEffect, OpenScan,
+    Pass, ReadScan, ReplayEffect, RowsEffect, ScanEffect, ScanRange, Sees, Statement, SweepRange,
     Unmarked, Verdict,
 };
+pub(crate) use self::input::{
+    BooksInput, BrokerInput, ClaimsInput, Input, LogInput, Marked, MarkingInput, Parked, Refusal,
+    ReplayInput, RowOfDead, RowsInput, ScanInput, ScanMarks, ScanRead,
+};
 pub(crate) use self::last_event::LastEvent;
-use self::liveness::{Liveness, Silence};
+use self::log_parts::LogParts;
+pub(crate) use self::log_parts::LogStart;
+use self::marking::MarkCounts;
 pub(crate) use self::marking::{
     Batching, MARKS_AT_ONCE, MARKS_WAITING_MAX, Marking, MarkingStart, SWEEPER_STORED_MAX,
     SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Ignored, Input, Mode, NotedPlace, Part, Refusal, Request, Resolved, Send, Start,
+    Blocked, Dead, Ignored, Mode, NotedPlace, Part, Resolved, Send, Start,
 };
 pub(crate) use self::notice::{About, Notice};
-pub(crate) use self::outcome::{Marked, Outcome, Parked, RowOfDead, ScanMarks, ScanRead};
-use self::owed_marks::OwedMarks;
-use self::parking::Parking;
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
 pub(crate) use self::replay::Replaying;
 pub(crate) use self::replay_messages::{
     ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
 };
+pub(crate) use self::request::Request;
 pub(crate) use self::slot_found::{SlotFound, SlotKnown, SlotSeen};
 pub(crate) use self::slot_health::SlotHealth;
 pub(crate) use self::slot_watch::SlotNotice;
-use self::slot_watch::SlotWatch;
 pub use self::tail_messages::Stored;
 pub(crate) use self::tail_messages::{Tail, TailMessage};
 pub use self::window::Unpublished;
@@ -108,383 +118,262 @@ pub(crate) use self::window::{LastPosition, Limits, Origin, Outgoing, Replayed, 
 pub(crate) use self::written_down::{
     Compared, LostEnd, Place, ResolvedPlace, WrittenDown, beyond_the_log,
 };
-use crate::status::SlotStatus;
 
-/// How long a stop may take to bring in the broker's answers and write the marks.
-const DRAIN_MAX: Duration = Duration::from_secs(20);
-
-/// A session whose last turn is longer ago was held up. Somebody else may have the slot by now.
-const HELD_UP: Duration = Duration::from_secs(1);
-
-/// What a session over the slot starts with.
-#[derive(Debug)]
-pub(crate) struct EngineStart {
-    pub(crate) publishing: Publishing,
-    pub(crate) marking: Marking,
-    pub(crate) backfill: Backfill,
-    pub(crate) replaying: Replaying,
-    pub(crate) checkpoint: Checkpoint,
-    /// PostgreSQL makes the slot: rows come from the table alone, until that is there.
-    pub(crate) awaits_slot: bool,
-    /// From how much of PostgreSQL's log on the slot keeps too much.
-    pub(crate) wal_limit: Option<u64>,
-    /// With `--once`: done when everything before this is resolved.
-    pub(crate) until: Option<Lsn>,
+/// What operators see of an engine.
+pub(crate) struct Figures<'a> {
+    pub(crate) publishing: &'a Publishing,
+    pub(crate) marks: MarkCounts,
+    /// What PostgreSQL was told to forget.
+    pub(crate) confirmed: Lsn,
+    /// Rows marked by this session's scans.
+    pub(crate) scanned: u64,
+    /// The first scan has not found everything that the log does not bring.
+    pub(crate) has_gap: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    NotYet {
-        /// Ends once everything before this is resolved.
-        until: Option<Lsn>,
-    },
-    /// Nothing new is taken in.
-    Draining { since: Duration },
+/// What is seen of PostgreSQL when time has passed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen {
+    /// For how long the log was silent.
+    pub(crate) silence: Duration,
+    /// A connection has no claim.
+    pub(crate) has_free: bool,
 }
 
-/// All that is decided in one session over the slot. See the module.
+/// The parts that an engine is made with, besides its window.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "there is one in a session")]
+enum Parts {
+    Log(LogParts),
+    Claims(Claims),
+}
+
+/// All that is decided in one session. It is told what happened and what time it is, measured from
+/// the session's start, and says what is to be done. See the module.
 #[derive(Debug, Clone)]
 pub(crate) struct Engine {
-    publishing: Publishing,
-    marking: Marking,
-    backfill: Backfill,
-    replaying: Replaying,
-    parking: Parking,
-    owed_marks: OwedMarks,
-    checkpoint: Checkpoint,
-    slot_watch: SlotWatch,
-    liveness: Liveness,
-    awaits_slot: bool,
-    ending: Ending,
-    /// When the last turn came to send.
-    awake_at: Duration,
-    effects: Effects,
-}
-
-impl Decides for Engine {
-    type Effect = Effect;
-
-    fn apply(&mut self, now: Duration, input: Input) {
-        self.publishing.apply(now, input);
-    }
-
-    fn turn(&mut self, now: Duration) {
-        self.take_requests();
-        self.replay(now);
-        if let Some(batch) = self.parking.next(now) {
-            self.effects.push_back(Effect::Rows(RowsEffect::Park(batch)));
-        }
-        self.mark(now);
-        self.confirm(now);
-        self.assert_holds();
-    }
-
-    fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
-    }
-
-    fn wants_log(&self) -> bool {
-        !self.awaits_slot
-            && !self.is_draining()
-            && !self.backfill.holds_the_log_back()
-            && self.publishing.has_room()
-    }
-
-    /// The copies of a replay rest until then.
-    fn wakes_at(&self, now: Duration) -> Option<Duration> {
-        self.publishing.copies_rest_until(now)
-    }
-
-    fn before_sending(&mut self, now: Duration) {
-        if now.saturating_sub(std::mem::replace(&mut self.awake_at, now)) > HELD_UP {
-            self.publishing.apply(now, Input::LinkLost);
-        }
-    }
-
-    fn has_send(&mut self) -> bool {
-        self.publishing.has_send()
-    }
-
-    fn next_end(&mut self) -> Option<Part> {
-        self.publishing.next_end()
-    }
-
-    fn stop(&mut self, now: Duration, why: &'static str) {
-        self.ending = Ending::Draining { since: now };
-        let unresolved = self.publishing.unresolved();
-        self.tell(Notice::Stopping { why, unresolved });
-    }
-
-    fn is_draining(&self) -> bool {
-        matches!(self.ending, Ending::Draining { .. })
-    }
-
-    fn is_drained(&self, now: Duration) -> bool {
-        let Ending::Draining { since } = self.ending else { return false };
-        let is_done = self.publishing.is_idle()
-            && self.marking.is_finished()
-            && !self.backfill.is_busy()
-            && self.replaying.is_noted();
-        is_done || now.saturating_sub(since) > DRAIN_MAX
-    }
-
-    fn figures(&self) -> Figures<'_> {
-        Figures {
-            publishing: &self.publishing,
-            marks: self.marking.counts(),
-            confirmed: self.checkpoint.confirmed(),
-            scanned: self.backfill.scanned(),
-            has_gap: !self.backfill.is_clear(),
-        }
-    }
+    core: Core,
+    parts: Parts,
 }
 
 impl Engine {
-    /// Begins the scan that the log waits for, if there is one, and waits for the slot, if there is
-    /// none.
-    pub(crate) fn new(start: EngineStart) -> Self {
-        let mut engine = Self {
-            publishing: start.publishing,
-            marking: start.marking,
-            backfill: start.backfill,
-            replaying: start.replaying,
-            parking: Parking::new(),
-            owed_marks: OwedMarks::new(),
-            checkpoint: start.checkpoint,
-            slot_watch: SlotWatch::new(start.wal_limit),
-            liveness: Liveness::default(),
-            awaits_slot: start.awaits_slot,
-            ending: Ending::NotYet { until: start.until },
-            awake_at: Duration::ZERO,
-            effects: Effects::new(),
-        };
-        if engine.awaits_slot {
-            engine.effects.push_back(Effect::Books(BooksEffect::AwaitSlot));
-        }
-        engine.backfill.begin_first(Duration::ZERO, &mut engine.effects);
-        engine
+    pub(crate) fn of_log(start: LogStart) -> Self {
+        let (parts, core) = LogParts::new(start);
+        Self { core, parts: Parts::Log(parts) }
     }
 
-    pub(crate) fn next_send(&mut self) -> Option<Send<'_>> {
-        self.publishing.next_send()
+    pub(crate) fn of_claims(start: ClaimsStart) -> Self {
+        let (parts, core) = Claims::new(start);
+        Self { core, parts: Parts::Claims(parts) }
+    }
+
+    /// Takes in what happened.
+    pub(crate) fn apply(&mut self, now: Duration, input: impl Into<Input>) {
+        let core = &mut self.core;
+        match &mut self.parts {
+            Parts::Log(log) => match input.into() {
+                Input::Log(input) => core.publishing.read(now, input),
+                Input::Broker(input) => core.publishing.heard(now, input),
+                Input::Books(input) => log.booked(core, now, input),
+                Input::Rows(input) => log.rows(core, now, input),
+                Input::Marking(input) => log.marked(core, now, input),
+                Input::Scan(input) => log.scan(core, now, input),
+                Input::Replay(input) => log.replayed(core, now, input),
+                Input::Claims(_) => core.end(End::Bug("a session over the log has no claims")),
+            },
+            Parts::Claims(claims) => match input.into() {
+                Input::Broker(input) => claims.heard(core, now, input),
+                Input::Rows(input) => Claims::rows(core, now, input),
+                Input::Claims(input) => claims.take_in(core, now, input),
+                Input::Log(_)
+                | Input::Books(_)
+                | Input::Marking(_)
+                | Input::Scan(_)
+                | Input::Replay(_) => core.end(End::Bug("a session over the table has no log")),
+            },
+        }
+    }
+
+    /// Decides what follows from everything that was taken in.
+    pub(crate) fn turn(&mut self, now: Duration) {
+        if let Parts::Claims(claims) = &mut self.parts {
+            claims.was_held_up(&mut self.core, now);
+        }
+        while let Some(request) = self.core.publishing.next_request() {
+            self.take_request(now, request);
+        }
+        match &mut self.parts {
+            Parts::Log(log) => log.turn(&mut self.core, now),
+            Parts::Claims(claims) => claims.turn(&mut self.core, now),
+        }
+        self.assert_holds();
+    }
+
+    /// What is to be done, besides sending.
+    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
+        self.core.effects.pop_front()
+    }
+
+    /// Whether the log may bring more. While it is false its connection is not read.
+    pub(crate) fn wants_log(&self) -> bool {
+        match &self.parts {
+            Parts::Log(log) => log.wants_log(&self.core),
+            Parts::Claims(_) => false,
+        }
+    }
+
+    /// When [`turn`](Self::turn) is due although nothing has happened, if that is known: the copies
+    /// of a replay rest until then, or rows are claimed.
+    pub(crate) fn wakes_at(&self, now: Duration) -> Option<Duration> {
+        match &self.parts {
+            Parts::Log(_) => self.core.publishing.copies_rest_until(now),
+            Parts::Claims(claims) => claims.claims_at(&self.core),
+        }
+    }
+
+    /// Called in each turn, right before the first message is sent. If the process was held up, by
+    /// the machine or by a signal, others may publish in its stead by now: nothing is sent before
+    /// the stream was read.
+    pub(crate) fn before_sending(&mut self, now: Duration) {
+        match &mut self.parts {
+            Parts::Log(log) => log.before_sending(&mut self.core, now),
+            Parts::Claims(claims) => _ = claims.was_held_up(&mut self.core, now),
+        }
+    }
+
+    /// Whether a message, or a batch's end, may be sent.
+    pub(crate) fn has_send(&mut self) -> bool {
+        match &self.parts {
+            Parts::Log(_) => self.core.publishing.has_send(),
+            Parts::Claims(claims) => claims.has_send(&mut self.core),
+        }
+    }
+
+    /// The next message. Where it is to be known of each of them what time it is, `clock` tells.
+    pub(crate) fn next_send(&mut self, clock: impl FnOnce() -> Duration) -> Option<Send<'_>> {
+        if let Parts::Claims(claims) = &mut self.parts
+            && !claims.may_send(&mut self.core, clock())
+        {
+            return None;
+        }
+        self.core.publishing.next_send()
+    }
+
+    /// The end of a batch, if that is what is sent next.
+    pub(crate) fn next_end(&mut self) -> Option<Part> {
+        self.core.publishing.next_end()
+    }
+
+    /// Takes in that time has passed.
+    pub(crate) fn tick(&mut self, now: Duration, seen: Seen) {
+        let core = &mut self.core;
+        core.publishing.tick(now);
+        match &mut self.parts {
+            Parts::Log(log) => log.tick(core, now, seen.silence),
+            Parts::Claims(claims) => claims.tick(core, now, seen.has_free),
+        }
+    }
+
+    /// Takes nothing new in any more.
+    pub(crate) fn stop(&mut self, now: Duration, why: &'static str) {
+        self.core.stop(now, why);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.core.is_draining()
+    }
+
+    /// Whether a session that is to end may.
+    pub(crate) fn is_drained(&self, now: Duration) -> bool {
+        self.core.is_draining() && {
+            let is_done = match &self.parts {
+                Parts::Log(log) => log.is_done(&self.core),
+                Parts::Claims(claims) => claims.is_done(),
+            };
+            self.core.is_drained(now, is_done)
+        }
+    }
+
+    pub(crate) fn figures(&self) -> Figures<'_> {
+        let publishing = &self.core.publishing;
+        match &self.parts {
+            Parts::Log(log) => Figures {
+                publishing,
+                marks: log.marking.counts(),
+                confirmed: log.checkpoint.confirmed(),
+                scanned: log.backfill.scanned(),
+                has_gap: !log.backfill.is_clear(),
+            },
+            Parts::Claims(claims) => Figures {
+                publishing,
+                marks: claims.marks(),
+                confirmed: Lsn::ZERO,
+                scanned: 0,
+                has_gap: false,
+            },
+        }
     }
 
     pub(crate) fn publishing(&self) -> &Publishing {
-        &self.publishing
+        &self.core.publishing
     }
 
-    /// Marks that wait to be written.
+    /// Marks that wait to be written behind the log.
     pub(crate) fn marks_waiting(&self) -> usize {
-        self.marking.waiting()
-    }
-
-    /// Takes in that time has passed, and for how long PostgreSQL was silent.
-    pub(crate) fn tick(&mut self, now: Duration, silence: Duration) {
-        self.publishing.apply(now, Input::Tick);
-        self.watch_servers(now, silence);
-        if self.owed_marks.begin_if_due(now) {
-            self.effects.push_back(Effect::Rows(RowsEffect::MakeUpForMarks));
-        }
-        self.scan_if_due(now);
-        self.look_for_replay(now);
-        let resolved = self.publishing.counts().resolved();
-        if !self.awaits_slot {
-            self.marking.observe_if_due(now, resolved, &mut self.effects);
-        }
-        if let Ending::NotYet { until: Some(until) } = self.ending
-            && self.publishing.confirmed() >= until
-            && self.backfill.is_resting()
-            && !self.marking.owes_marks()
-        {
-            self.stop(now, "everything there was is published");
+        match &self.parts {
+            Parts::Log(log) => log.marking.waiting(),
+            Parts::Claims(_) => 0,
         }
     }
 
-    /// Takes in what came of an effect.
-    pub(crate) fn outcome(&mut self, now: Duration, outcome: Outcome) {
-        let (publishing, effects) = (&mut self.publishing, &mut self.effects);
-        match outcome {
-            Outcome::Tail(tail) => publishing.apply(now, Input::Tail(tail)),
-            Outcome::TailFailed(why) => publishing.apply(now, Input::TailFailed(why)),
-            Outcome::Parked(parked) => {
-                self.parking.parked();
-                self.parked(now, parked);
-            }
-            Outcome::NotParked { parked, left } => {
-                self.parking.not_parked(now, left);
-                self.parked(now, parked);
-            }
-            Outcome::Owed(left) => self.owed_marks.ended(now, left),
-            Outcome::Marked { statement, marked } => {
-                let marked = marked.as_ref().map(|it| (it.rows, &*it.without_row));
-                self.marking.marked(now, statement, marked);
-            }
-            Outcome::SecondWriter(is_open) => self.marking.second_opened(now, is_open),
-            Outcome::SecondWriterBroke => self.marking.second_broke(now),
-            Outcome::Watermark(watermark) => self.marking.observed(watermark),
-            Outcome::Unmarked(found) => self.marking.found(now, found, effects),
-            Outcome::StreamBack { found, stored, is_whole } => {
-                self.marking.stream_read(now, found, &stored, is_whole, effects);
-            }
-            Outcome::Swept(swept) => self.swept(now, swept),
-            Outcome::ScanRead(read) => self.scan_read(now, read),
-            Outcome::ScanMarked { batches, published, marked: None } => {
-                self.backfill.not_marked(now, batches, published);
-            }
-            Outcome::ScanMarked { batches, marked: Some(marked), .. } => {
-                self.scan_marked(now, batches, marked);
-            }
-            Outcome::ScanWatched(is_in_the_way) => self.backfill.watched(is_in_the_way),
-            Outcome::ScanPostponed => {
-                publishing.scan_ended(false);
-                self.backfill.postponed(now);
-            }
-            Outcome::ScanClosed => {
-                publishing.scan_ended(true);
-                let notice = self.backfill.closed(now, effects);
-                self.tell_scan(notice);
-            }
-            Outcome::ReplayFound(replay) => self.replay_found(now, replay),
-            Outcome::ReplayBegun(start) => self.replay_begun(now, start),
-            Outcome::ReplayRead { of, page } => self.replay_read(now, of, page),
-            Outcome::ReplayNoted { problems, wish } => self.replay_noted(now, problems, wish),
-            Outcome::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
-            Outcome::Checkpointed(end) => self.checkpointed(end),
-            Outcome::Slot(health) => self.slot_looked_at(now, health),
-            // What it does not bring and is not published is for the next session's first scan.
-            Outcome::SlotMade if self.is_draining() => {}
-            Outcome::SlotMade => self.stop(now, "the slot is there"),
+    /// Where the slot is to be left at the end of a session that was asked to stop, and what is
+    /// written down of that. `confirmed_before` is what it had confirmed when the session began.
+    /// `None` without a slot.
+    pub(crate) fn last_position(&self, confirmed_before: Lsn) -> Option<(Lsn, NotedPlace)> {
+        match &self.parts {
+            Parts::Log(log) => Some(log.last_position(&self.core, confirmed_before)),
+            Parts::Claims(_) => None,
         }
     }
 
-    fn tell(&mut self, notice: Notice) {
-        self.effects.push_back(Effect::Tell(notice));
-    }
-
-    fn tell_scan(&mut self, notice: Option<ScanNotice>) {
-        match notice {
-            Some(ScanNotice::Found) => self.tell(Notice::ScanFound),
-            Some(ScanNotice::Done) => self.tell(Notice::FirstScanDone),
-            None => {}
-        }
-    }
-
-    fn take_requests(&mut self) {
-        while let Some(request) = self.publishing.next_request() {
-            match request {
-                Request::ReadTail { from, delay, why } => {
-                    let unresolved = self.publishing.unresolved();
-                    self.tell(Notice::ReadingTail { why, unresolved });
-                    self.effects.push_back(Effect::Broker(BrokerEffect::ReadTail { from, delay }));
+    fn take_request(&mut self, now: Duration, request: Request) {
+        let core = &mut self.core;
+        match request {
+            Request::ReadTail { from, delay, why } => {
+                let unresolved = core.publishing.unresolved();
+                core.tell(Notice::ReadingTail { why, unresolved });
+                if let Parts::Claims(claims) = &mut self.parts {
+                    claims.reads_tail(now);
                 }
-                Request::Park { index, dead } => {
-                    if dead.blocked_by.is_none() {
-                        let about = self.publishing.about(index, dead.event.id);
-                        self.tell(Notice::Parking { about, reason: dead.reason.clone() });
-                    }
-                    self.parking.ask(index, dead);
-                }
-                Request::NoteFailure { index, id, has_row, attempts, reason, pause } => {
-                    let (about, said) = (self.publishing.about(index, id), reason.clone());
-                    self.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
-                    if has_row {
-                        self.effects.push_back(Effect::Rows(RowsEffect::NoteFailure {
-                            id,
-                            reason,
-                            pause,
-                        }));
-                    }
-                }
-                Request::TellIgnored(why) => self.tell(Notice::IgnoringMessages { why }),
-                Request::TellStranger(why) => self.tell(Notice::Stranger { why }),
-                Request::TellStaysFenced => self.tell(Notice::StaysFenced),
-                Request::TellUncounted => self.tell(Notice::Uncounted),
-                Request::TellCount { counted, uncertain } => {
-                    self.tell(Notice::Counted { counted, uncertain });
-                }
-                Request::StreamIsShorter => {
-                    self.effects.push_back(Effect::End(End::StreamIsShorter));
-                }
-                Request::LeaveFence(why) => {
-                    self.effects.push_back(Effect::End(End::LeaveFence(why)));
-                }
-                Request::Stop(reason) => self.effects.push_back(Effect::End(End::Refused(reason))),
+                core.effects.push_back(Effect::Broker(BrokerEffect::ReadTail { from, delay }));
             }
-        }
-    }
-
-    /// Routes what became resolved to whoever owes its mark, and begins what is due.
-    fn mark(&mut self, now: Duration) {
-        let resolved = self.publishing.take_resolved();
-        for event in &resolved {
-            match event.origin {
-                Origin::Log => self.marking.queue(now, event),
-                Origin::Emitted => {} // nothing is left to be done
-                Origin::Scan(batch) => self.backfill.published(batch, *event),
-                Origin::Replay => self.replaying.stored(event),
+            Request::Park { index, dead } => {
+                if dead.blocked_by.is_none() {
+                    let about = core.publishing.about(index, dead.event.id);
+                    core.tell(Notice::Parking { about, reason: dead.reason.clone() });
+                }
+                match &mut self.parts {
+                    Parts::Log(log) => log.parking.ask(index, dead),
+                    Parts::Claims(claims) => claims.park(core, index, dead),
+                }
             }
-        }
-        if !resolved.is_empty() {
-            self.effects.push_back(Effect::Measure(resolved));
-        }
-        let (confirmed, hurry) = (self.publishing.confirmed(), self.is_draining());
-        if hurry && self.publishing.is_idle() {
-            self.marking.finish(now);
-        }
-        let stream_end = self.publishing.last_seq();
-        self.marking.advance(now, confirmed, stream_end, hurry, &mut self.effects);
-        let batches = self.publishing.scans_resolved();
-        let has_room = self.publishing.has_room_to_scan();
-        let is_checkpointing = self.checkpoint.is_writing();
-        self.backfill.advance(now, batches, has_room, is_checkpointing, &mut self.effects);
-    }
-
-    fn watch_servers(&mut self, now: Duration, silence: Duration) {
-        match self.liveness.listen(silence) {
-            Silence::Bearable => {}
-            Silence::AskForSign => self.effects.push_back(Effect::Books(BooksEffect::Heartbeat)),
-            Silence::TooLong => self.effects.push_back(Effect::End(End::Silence)),
-        }
-        let (counts, is_idle) = (self.publishing.counts(), self.publishing.is_idle());
-        let resolved = counts.resolved() + counts.replayed;
-        if self.liveness.needs_failover(now, resolved, is_idle) {
-            self.effects.push_back(Effect::Broker(BrokerEffect::LeaveServer));
-        }
-        if self.slot_watch.look_if_due(now) {
-            self.effects.push_back(Effect::Books(BooksEffect::LookAtSlot));
-        }
-    }
-
-    fn slot_looked_at(&mut self, now: Duration, health: SlotHealth) {
-        let (retained_bytes, wal_status) = (health.retained_bytes, health.wal_status.clone());
-        let (outlook, notice) = self.slot_watch.looked(now, health);
-        let status = SlotStatus {
-            wal_status,
-            retained_bytes,
-            wal_headroom_bytes: outlook.wal_headroom_bytes,
-            wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
-        };
-        self.tell(Notice::Slot { status, notice });
-    }
-
-    fn parked(&mut self, now: Duration, parked: Vec<Parked>) {
-        for Parked { index, row } in parked {
-            match row {
-                RowOfDead::Removed | RowOfDead::Never => {}
-                RowOfDead::Locked => self.owed_marks.some(now),
-                RowOfDead::Unseen => self.marking.parked(),
+            Request::NoteFailure { index, id, has_row, attempts, reason, pause } => {
+                let (about, said) = (core.publishing.about(index, id), reason.clone());
+                core.tell(Notice::TryingAgain { about, attempts, reason: said, pause });
+                let claim = match &self.parts {
+                    Parts::Log(_) => None,
+                    Parts::Claims(claims) => match claims.holder(id) {
+                        None => return core.end(End::ClaimLost),
+                        claim => claim,
+                    },
+                };
+                if has_row {
+                    let note = RowsEffect::NoteFailure { claim, id, reason, pause };
+                    core.effects.push_back(Effect::Rows(note));
+                }
             }
-            self.publishing.apply(now, Input::Parked { index });
-        }
-    }
-
-    fn swept(&mut self, now: Duration, swept: Option<Swept>) {
-        let notice = self.marking.swept(now, swept, &mut self.effects);
-        if notice.marked > 0 {
-            self.tell(Notice::Swept { rows: notice.marked });
-        }
-        if notice.unlogged > 0 {
-            self.tell(Notice::Unlogged { rows: notice.unlogged });
+            Request::Tell(notice) => core.tell(notice),
+            Request::End(end) => core.end(end),
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::engine::{Input, Limits, Mode, Part, Publishing, Start, Tail};
+use crate::engine::{BrokerInput, Limits, LogInput, Mode, Part, Publishing, Start, Tail};
 use crate::nats::{self, History, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;
@@ -154,21 +154,21 @@ impl HotPath {
         Self { rows, state, publisher, seq: 0, committed: 0, resolved: 0 }
     }
 
-    fn apply(&mut self, input: Input) {
-        self.state.apply(Duration::from_millis(1), input);
+    fn read(&mut self, input: LogInput) {
+        self.state.read(Duration::from_millis(1), input);
     }
 
     /// One transaction comes from the log, goes to the broker, and is answered.
     fn transact(&mut self, inserts: Vec<Bytes>) {
         self.committed += 1 << 20;
         let at = Lsn(self.committed);
-        self.apply(Input::Begin { commit_lsn: at, commit_time_micros: 800_000_000_000_000 });
+        self.read(LogInput::Begin { commit_lsn: at, commit_time_micros: 800_000_000_000_000 });
         for body in inserts {
             let Message::Insert(insert) = Message::decode(body).unwrap() else { panic!() };
             let outgoing = self.rows.insert(&insert).unwrap().unwrap();
-            self.apply(Input::Logged(outgoing));
+            self.read(LogInput::Logged(outgoing));
         }
-        self.apply(Input::Commit { end_lsn: Lsn(self.committed + 1) });
+        self.read(LogInput::Commit { end_lsn: Lsn(self.committed + 1) });
         let mut answers = Vec::new();
         while self.state.has_send() {
             assert!(self.publisher.is_ready(), "the client's queue takes a transaction");
@@ -176,16 +176,16 @@ impl HotPath {
             self.seq += 1;
             let (seq, epoch, index) = (self.seq, send.epoch, send.index);
             match send.part {
-                None => answers.push(Input::Acked { epoch, index, seq, is_duplicate: false }),
+                None => answers.push(BrokerInput::Acked { epoch, index, seq, is_duplicate: false }),
                 Some(Part { batch, number, last: true }) => {
-                    answers.push(Input::Ended { batch, count: number, seq });
+                    answers.push(BrokerInput::Ended { batch, count: number, seq });
                 }
                 Some(_) => {}
             }
             assert_eq!(self.publisher.send(&send).unwrap(), None);
         }
         for answer in answers {
-            self.apply(answer);
+            self.state.heard(Duration::from_millis(1), answer);
         }
         self.resolved += self.state.take_resolved().len();
     }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::config::{Config, Mode};
+use crate::config::Config;
 use crate::describe;
 use crate::engine::backoff;
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::nats::{has_ended, leave_server};
 use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
-use crate::source::{Ended, Polling, Replication, Source};
+use crate::source::{Ended, Source};
 use crate::standby;
 use crate::status::Role;
 
@@ -71,13 +71,7 @@ pub async fn run(
     loop {
         let started = Instant::now();
         let (nats, report, left) = (&mut client, &mut reporter, unfenced.take());
-        let ended = match config.mode {
-            Mode::Poll => session::<Polling>(&config, nats, once, left, &stop, report).await,
-            Mode::Fenced | Mode::Keyed => {
-                session::<Replication>(&config, nats, once, left, &stop, report).await
-            }
-        };
-        let error = match ended {
+        let error = match session(&config, nats, once, left, &stop, report).await {
             Ok(Ended::Stopped) => {
                 reporter.role(Role::Stopped);
                 return Ok(());
@@ -159,7 +153,7 @@ fn told(error: &Error) -> String {
 }
 
 /// Opens a source and runs a session over it.
-async fn session<S: Source>(
+async fn session(
     config: &Arc<Config>,
     client: &mut Option<(Client, watch::Receiver<NatsLink>)>,
     once: bool,
@@ -179,7 +173,7 @@ async fn session<S: Source>(
             }
         };
         let link = link.clone();
-        S::open(config, &opening, client, link, once, unfenced).await
+        Source::open(config, &opening, client, link, once, unfenced).await
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);

@@ -15,7 +15,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{Decides, Input};
+use crate::engine::{BrokerInput, Engine, LogInput};
 use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::reporter::Reporter;
@@ -28,22 +28,22 @@ const TICK: Duration = Duration::from_millis(20);
 const SENDS_AT_ONCE: usize = 512;
 
 /// A publishing session over a source.
-pub(crate) struct Session<S: Source> {
-    source: S,
-    engine: S::Engine,
+pub(crate) struct Session {
+    source: Source,
+    engine: Engine,
     publisher: Publisher,
     answers: Answers,
     tail: TailReader,
-    jobs: FuturesUnordered<Job<S::Done>>,
+    jobs: FuturesUnordered<Job>,
     started: Instant,
     tick: Interval,
     /// What came in and the engine was not told yet.
-    answered: Vec<Input>,
-    logged: Vec<Input>,
+    answered: Vec<BrokerInput>,
+    logged: Vec<LogInput>,
 }
 
-impl<S: Source> Session<S> {
-    pub(crate) fn new(opened: Opened<S>) -> Self {
+impl Session {
+    pub(crate) fn new(opened: Opened) -> Self {
         let Opened { source, engine, publisher, answers, tail, started, .. } = opened;
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -158,12 +158,15 @@ impl<S: Source> Session<S> {
         if self.publisher.reconnected() {
             self.publisher.check_server()?;
             self.tail.connection_replaced();
-            self.engine.apply(now, Input::LinkLost);
+            self.engine.apply(now, BrokerInput::LinkLost);
         }
         if let Some(denied) = self.publisher.denied() {
             self.engine.apply(now, denied);
         }
-        for input in self.answered.drain(..).chain(self.logged.drain(..)) {
+        for input in self.answered.drain(..) {
+            self.engine.apply(now, input);
+        }
+        for input in self.logged.drain(..) {
             self.engine.apply(now, input);
         }
         Ok(())
@@ -175,11 +178,12 @@ impl<S: Source> Session<S> {
             if !self.engine.has_send() || !self.publisher.is_ready() {
                 break;
             }
-            if let Some(send) = S::next_send(&mut self.engine, self.started) {
+            if let Some(send) = self.engine.next_send(|| self.started.elapsed()) {
                 let index = send.index;
                 reporter.sending(&send);
                 if let Some(refusal) = self.publisher.send(&send)? {
-                    self.engine.apply(self.now(), Input::Unsendable { index, refusal });
+                    let input = BrokerInput::Unsendable { index, refusal };
+                    self.engine.apply(self.now(), input);
                 }
             } else if let Some(end) = self.engine.next_end() {
                 self.publisher.end(end)?;

@@ -1,13 +1,17 @@
 //! Where events come from, and how far they have got: the log, or the table.
 //!
-//! A session (`session.rs`) is the same over both. What is not the same is here: how a source is
-//! opened, what brings its events, what the effects of its engine do, and what is left at the end.
+//! A session (`session.rs`) is the same over both, and so is how it carries out what the engine says
+//! ([`effects`]). What is not the same is below: how a source is opened, what brings its events, over
+//! which connections its statements go, and what is left at the end.
 
 // What is added to an enum of ours is to be thought of here.
 #![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
 
+mod done;
+mod effects;
 mod history_watch;
 mod lost_end;
+mod notices;
 mod polling;
 mod replication;
 
@@ -19,14 +23,14 @@ use futures_util::future::{BoxFuture, FutureExt};
 use servers::NatsLink;
 use tokio::sync::watch;
 
-pub(crate) use self::polling::Polling;
-pub(crate) use self::replication::Replication;
-use crate::config::Config;
-use crate::engine::{self, Decides, Input};
+pub(crate) use self::done::{Done, Scanned};
+use self::polling::Polling;
+use self::replication::Replication;
+use crate::config::{Config, Mode};
+use crate::engine::{Engine, LastEvent, LogInput};
 use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::Opening;
-use crate::reporter::Reporter;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
 const STREAM_IS_SHORTER: &str =
@@ -42,21 +46,21 @@ pub(crate) enum Ended {
 }
 
 /// What runs beside a session's loop.
-pub(crate) type Job<Done> = BoxFuture<'static, Result<Done, Error>>;
+pub(crate) type Job = BoxFuture<'static, Result<Done, Error>>;
 
 /// Boxes a job and bounds its time. A statement that has not answered by then never will.
-fn within<Done>(
+fn within(
     bound: Duration,
     work: impl Future<Output = Result<Done, Error>> + Send + 'static,
-) -> Job<Done> {
+) -> Job {
     let bounded = tokio::time::timeout(bound, work);
     bounded.map(|done| done.unwrap_or(Err(Error::Stalled("a statement never answered")))).boxed()
 }
 
 /// A source with its engine and its connection to the broker.
-pub(crate) struct Opened<S: Source> {
-    pub(crate) source: S,
-    pub(crate) engine: S::Engine,
+pub(crate) struct Opened {
+    pub(crate) source: Source,
+    pub(crate) engine: Engine,
     pub(crate) publisher: Publisher,
     pub(crate) answers: Answers,
     pub(crate) tail: TailReader,
@@ -70,68 +74,121 @@ pub(crate) struct Opened<S: Source> {
     pub(crate) went_back: Option<String>,
 }
 
-/// Brings events, and does what its engine says.
-pub(crate) trait Source: Sized {
-    type Engine: Decides;
-    /// What a job brings.
-    type Done;
+/// Brings events, and does what the engine says.
+pub(crate) enum Source {
+    Log(Box<Replication>),
+    Table(Box<Polling>),
+}
 
+impl Source {
     /// Connects, and reads the end of the stream. With `once` the session ends when everything is
     /// published that there is. `unfenced` is why the session before had to leave fenced mode.
-    async fn open(
+    pub(crate) async fn open(
         config: &Arc<Config>,
         opening: &Opening,
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
         unfenced: Option<String>,
-    ) -> Result<Opened<Self>, Error>;
+    ) -> Result<Opened, Error> {
+        match config.mode {
+            Mode::Poll => Box::pin(polling::open(config, opening, client, link, once)).await,
+            Mode::Fenced | Mode::Keyed => {
+                let open = replication::open(config, opening, client, link, once, unfenced);
+                Box::pin(open).await
+            }
+        }
+    }
 
     /// The timeline of the log, if there is one.
-    fn timeline(&self) -> Option<u32>;
+    pub(crate) fn timeline(&self) -> Option<u32> {
+        match self {
+            Self::Log(log) => Some(log.timeline()),
+            Self::Table(_) => None,
+        }
+    }
 
     /// Waits for the log and appends what it brings.
     ///
     /// Cancel safe: what is taken is appended.
-    async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error>;
+    pub(crate) async fn receive(&mut self, into: &mut Vec<LogInput>) -> Result<(), Error> {
+        match self {
+            Self::Log(log) => log.receive(into).await,
+            Self::Table(_) => std::future::pending().await, // rows come with claims
+        }
+    }
 
     /// Tells the engine which connections have closed, before it decides.
-    fn watch_connections(&self, engine: &mut Self::Engine, now: Duration);
-
-    /// Does what the engine says, or makes a job of it.
-    ///
-    /// # Errors
-    ///
-    /// What ends the session.
-    fn carry_out(
-        &mut self,
-        effect: <Self::Engine as Decides>::Effect,
-        reporter: &mut Reporter,
-    ) -> Result<Option<Job<Self::Done>>, Error>;
-
-    /// Tells the engine what came of a job.
-    fn finish(
-        &mut self,
-        done: Self::Done,
-        engine: &mut Self::Engine,
-        now: Duration,
-        reporter: &mut Reporter,
-    ) -> Result<(), Error>;
-
-    /// The next message, of a session that began at `started`.
-    fn next_send(engine: &mut Self::Engine, started: Instant) -> Option<engine::Send<'_>>;
+    pub(crate) fn watch_connections(&self, engine: &mut Engine, now: Duration) {
+        match self {
+            Self::Log(log) => log.watch_connections(engine, now),
+            Self::Table(_) => {} // one that has closed ends the session
+        }
+    }
 
     /// Tells the engine that time has passed.
-    fn tick(&mut self, engine: &mut Self::Engine, now: Duration) -> Result<(), Error>;
+    pub(crate) fn tick(&mut self, engine: &mut Engine, now: Duration) -> Result<(), Error> {
+        let seen = match self {
+            Self::Log(log) => log.look(engine.wants_log())?,
+            Self::Table(table) => table.look()?,
+        };
+        engine.tick(now, seen);
+        Ok(())
+    }
 
     /// Compares what is written down with the stream, if that is due.
-    fn watch_history(&mut self, now: Duration) -> Option<Job<Self::Done>>;
+    pub(crate) fn watch_history(&mut self, now: Duration) -> Option<Job> {
+        match self {
+            Self::Log(log) => log.watch_history(now),
+            Self::Table(table) => table.watch_history(now),
+        }
+    }
 
     /// Leaves, once the engine is drained.
-    async fn close(self, engine: &Self::Engine) -> Result<Ended, Error>;
+    pub(crate) async fn close(self, engine: &Engine) -> Result<Ended, Error> {
+        match self {
+            Self::Log(log) => log.close(engine).await,
+            Self::Table(_) => Ok(polling::close(engine)),
+        }
+    }
 
     /// Leaves, after `error` has ended the session.
-    async fn fail(self, error: &Error) -> Result<(), Error>;
+    pub(crate) async fn fail(self, error: &Error) -> Result<(), Error> {
+        match self {
+            Self::Log(log) => log.fail(error).await,
+            Self::Table(_) => Ok(()), // the claims end with their connections
+        }
+    }
+
+    /// Keeps the last event that is known to be stored.
+    fn know(&mut self, last: Option<LastEvent>) {
+        let known = match self {
+            Self::Log(log) => &mut log.last_event,
+            Self::Table(table) => &mut table.last_event,
+        };
+        *known = LastEvent::later(last, *known);
+    }
+
+    fn config(&self) -> &Config {
+        match self {
+            Self::Log(log) => log.config(),
+            Self::Table(table) => table.config(),
+        }
+    }
+
+    fn replication(&mut self) -> Result<&mut Replication, Error> {
+        match self {
+            Self::Log(log) => Ok(log),
+            Self::Table(_) => Err(Error::bug("a session over the table has no log")),
+        }
+    }
+
+    fn polling(&mut self) -> Result<&mut Polling, Error> {
+        match self {
+            Self::Log(_) => Err(Error::bug("a session over the log has no claims")),
+            Self::Table(table) => Ok(table),
+        }
+    }
 }
 
 #[cfg(test)]

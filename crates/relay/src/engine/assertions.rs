@@ -4,7 +4,9 @@
 
 use pgoutput::Lsn;
 
-use super::{Decides, Engine};
+use super::core::Core;
+use super::log_parts::LogParts;
+use super::{Engine, Parts};
 
 /// Whether statements are checked at all.
 pub(super) const ARE_CHECKED: bool = cfg!(any(debug_assertions, test));
@@ -19,25 +21,34 @@ impl Engine {
         if !ARE_CHECKED {
             return;
         }
-        self.publishing.assert_holds();
-        self.marking.assert_holds(self.publishing.confirmed());
+        self.core.publishing.assert_holds();
+        match &self.parts {
+            Parts::Log(log) => log.assert_holds(&self.core),
+            Parts::Claims(claims) => claims.assert_holds(&self.core.publishing),
+        }
+    }
+}
+
+impl LogParts {
+    fn assert_holds(&self, core: &Core) {
+        self.marking.assert_holds(core.publishing.confirmed());
         self.backfill.assert_holds();
         self.checkpoint.assert_holds();
-        self.assert_confirmed();
-        self.assert_parts_agree();
+        self.assert_confirmed(core);
+        self.assert_parts_agree(core);
     }
 
     /// Invariant A: `confirmed ≤ resolved ≤ received`.
-    fn assert_confirmed(&self) {
-        let (confirmed, resolved) = (self.checkpoint.confirmed(), self.publishing.confirmed());
+    fn assert_confirmed(&self, core: &Core) {
+        let (confirmed, resolved) = (self.checkpoint.confirmed(), core.publishing.confirmed());
         assert!(confirmed <= resolved, "confirmed {confirmed} beyond what is resolved, {resolved}");
-        let received = self.publishing.received();
+        let received = core.publishing.received();
         assert!(resolved <= received, "resolved {resolved} beyond what was received, {received}");
     }
 
     /// What one part writes down, another one does too.
-    fn assert_parts_agree(&self) {
-        let (publishing, backfill) = (&self.publishing, &self.backfill);
+    fn assert_parts_agree(&self, core: &Core) {
+        let (publishing, backfill) = (&core.publishing, &self.backfill);
         let (ours, theirs) = (publishing.scans_unmarked(), backfill.unmarked());
         assert_eq!(ours, theirs, "batches of scans that the window and the scanner have unmarked");
         assert!(
@@ -51,8 +62,11 @@ impl Engine {
             let received = publishing.received();
             assert_eq!(received, Lsn::ZERO, "a log is read, and there is no slot");
         }
-        if self.is_draining() || self.awaits_slot {
-            assert!(!self.wants_log(), "a session that is to end, or has no slot, reads the log");
+        if core.is_draining() || self.awaits_slot {
+            assert!(
+                !self.wants_log(core),
+                "a session that is to end, or has no slot, reads the log"
+            );
         }
         if is_checked_whole(publishing.unresolved()) {
             let (asked, parking) = (self.parking.len(), publishing.parking());

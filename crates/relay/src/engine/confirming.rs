@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use super::Engine;
+use super::core::Core;
 use super::effect::{BooksEffect, Effect};
+use super::log_parts::LogParts;
 use super::messages::NotedPlace;
 use super::written_down::Place;
 
-impl Engine {
+impl LogParts {
     /// Where the slot is to be left at the end of a session that was asked to stop, and what is
     /// written down of that. `confirmed_before` is what it had confirmed when the session began.
     ///
@@ -17,8 +18,8 @@ impl Engine {
     /// If every event is resolved, no sequence is written. So messages or a purge while no relay runs
     /// cannot make the next session count an event as published. Otherwise what is written down tells
     /// more than this session could: the stream may have events that this session has not come to.
-    pub(crate) fn last_position(&self, confirmed_before: Lsn) -> (Lsn, NotedPlace) {
-        let (publishing, resolved) = (&self.publishing, self.publishing.confirmed());
+    pub(super) fn last_position(&self, core: &Core, confirmed_before: Lsn) -> (Lsn, NotedPlace) {
+        let (publishing, resolved) = (&core.publishing, core.publishing.confirmed());
         let is_known = !publishing.is_counting() && publishing.may_scan(resolved);
         if !is_known || !publishing.has_nothing_beyond(resolved) {
             let place = match publishing.voids_place() {
@@ -32,13 +33,13 @@ impl Engine {
     }
 
     /// Lets PostgreSQL forget what is resolved, as far as that is written down.
-    pub(super) fn confirm(&mut self, now: Duration) {
-        let publishing = &self.publishing;
+    pub(super) fn confirm(&mut self, core: &mut Core, now: Duration) {
+        let publishing = &core.publishing;
         let (resolved, events) = (publishing.confirmed(), publishing.resolved_of_the_log());
         if publishing.voids_place() {
             if !self.checkpoint.is_writing() {
                 self.checkpoint.begin(resolved, events);
-                self.write_place(NotedPlace::Uncounted);
+                self.write_place(core, NotedPlace::Uncounted);
             }
             return; // nothing is sent before that is on the disk
         }
@@ -46,31 +47,31 @@ impl Engine {
             return; // what an earlier session wrote down is all that tells
         }
         if self.checkpoint.is_due(resolved, events, now, || publishing.place().is_some()) {
-            let place = self.noted_place(events);
-            self.write_place(place);
+            let place = self.noted_place(core, events);
+            self.write_place(core, place);
         }
         let before = self.checkpoint.confirmed();
         let confirmed = self.checkpoint.confirmable(resolved, events);
         if confirmed > before {
-            self.effects.push_back(Effect::Confirm(confirmed));
+            core.effects.push_back(Effect::Confirm(confirmed));
         }
     }
 
-    fn write_place(&mut self, place: NotedPlace) {
-        self.publishing.writes_place(place);
-        let (at, stream_end) = (self.checkpoint.written_next(), self.publishing.last_seq());
-        self.effects.push_back(Effect::Books(BooksEffect::Checkpoint { at, place, stream_end }));
+    fn write_place(&mut self, core: &mut Core, place: NotedPlace) {
+        core.publishing.writes_place(place);
+        let (at, stream_end) = (self.checkpoint.written_next(), core.publishing.last_seq());
+        core.effects.push_back(Effect::Books(BooksEffect::Checkpoint { at, place, stream_end }));
     }
 
     /// It is on the disk, or nobody knows.
-    pub(super) fn checkpointed(&mut self, at: Option<Lsn>) {
-        self.publishing.place_written(at.is_some());
+    pub(super) fn checkpointed(&mut self, core: &mut Core, at: Option<Lsn>) {
+        core.publishing.place_written(at.is_some());
         self.checkpoint.written(at);
     }
 
     /// `events` of the log are resolved.
-    fn noted_place(&self, events: u64) -> NotedPlace {
-        let Some(place) = self.publishing.place() else {
+    fn noted_place(&self, core: &Core, events: u64) -> NotedPlace {
+        let Some(place) = core.publishing.place() else {
             let keeps = self.checkpoint.keeps_place(events);
             return if keeps { NotedPlace::Unchanged } else { NotedPlace::Uncounted };
         };

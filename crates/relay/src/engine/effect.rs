@@ -1,4 +1,5 @@
-//! What the engine wants done outside of it. What comes of it is an [`Outcome`](super::Outcome).
+//! What the engine wants done outside of it. What comes of it is an
+//! [`Input`](super::Input).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::replay_messages::ReplayNote;
 /// What is to be done, in the order in which it is to be begun.
 pub(crate) type Effects = VecDeque<Effect>;
 
-/// Grouped by who carries it out: see `source/replication/effects.rs`.
+/// Grouped by the part of the engine that asks for it: see `source/effects.rs`.
 #[derive(Debug, Clone)]
 pub(crate) enum Effect {
     Books(BooksEffect),
@@ -21,6 +22,7 @@ pub(crate) enum Effect {
     Marking(MarkingEffect),
     Scan(ScanEffect),
     Replay(ReplayEffect),
+    Claims(ClaimsEffect),
     Broker(BrokerEffect),
     /// Lets PostgreSQL forget everything before.
     Confirm(Lsn),
@@ -52,11 +54,12 @@ pub(crate) enum BooksEffect {
 /// Of rows that others may have locked.
 #[derive(Debug, Clone)]
 pub(crate) enum RowsEffect {
-    /// Puts events into the dead-letter table, one after the other.
-    Park(Vec<(u64, Dead)>),
+    /// Puts events into the dead-letter table, one after the other. Those of a claim over its
+    /// connection: nobody else could touch their rows.
+    Park { claim: Option<u32>, batch: Vec<(u64, Dead)> },
     /// Writes down that an event could not be published and is tried again after `pause`. Lost, it
     /// costs one attempt more.
-    NoteFailure { id: Uuid, reason: String, pause: Duration },
+    NoteFailure { claim: Option<u32>, id: Uuid, reason: String, pause: Duration },
     /// Marks or removes rows that were locked when that was to be done.
     MakeUpForMarks,
 }
@@ -148,6 +151,22 @@ pub(crate) enum ReplayEffect {
     End,
 }
 
+/// Of rows that this node alone may publish.
+#[derive(Debug, Clone)]
+pub(crate) enum ClaimsEffect {
+    /// Claims rows, as claim `claim`.
+    Claim { claim: u32 },
+    /// Says to the server that the claim is still worked on.
+    Renew { claim: u32 },
+    /// Marks events of a claim that goes on, if nobody has the table locked.
+    Mark { claim: u32, published: Vec<Resolved> },
+    /// Marks the other events of a claim, and ends it.
+    GiveBack { claim: u32, published: Vec<Resolved> },
+    /// Reads what the stream got from sequence `from` on: others may have published rows that this
+    /// node has claimed since, and may have ended before they marked them.
+    LookAtTail { from: u64 },
+}
+
 /// Of the broker, beside what is published.
 #[derive(Debug, Clone)]
 pub(crate) enum BrokerEffect {
@@ -170,6 +189,8 @@ pub(crate) enum End {
     StreamIsShorter,
     /// A claim may be somebody else's by now.
     ClaimLost,
+    /// The engine is told of what it has no part for.
+    Bug(&'static str),
 }
 
 /// A row to be judged.

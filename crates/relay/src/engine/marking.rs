@@ -4,8 +4,6 @@
 //! rows are published whether or not they are marked, and the sweeper marks what it covers.
 
 mod marking_holds;
-#[cfg(test)]
-mod marking_simulation;
 mod queue;
 mod sweeper;
 mod watermark;

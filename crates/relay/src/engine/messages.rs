@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::last_event::LastEvent;
 use super::tail_messages::Tail;
-use super::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
+use super::window::{LastPosition, Limits, Origin, Replayed, Tried};
 use super::written_down::{Place, WrittenDown};
 use crate::status::DeadLetterCounts;
 
@@ -23,66 +23,6 @@ pub(crate) enum Mode {
     Keyed,
 }
 
-/// Everything that can happen to a session.
-#[derive(Debug, Clone)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "the large variant is the frequent one; boxing it would cost an allocation per event"
-)]
-pub(crate) enum Input {
-    /// A transaction begins that committed at `commit_lsn`.
-    Begin { commit_lsn: Lsn, commit_time_micros: i64 },
-    /// The next event of the open transaction.
-    Logged(Outgoing),
-    /// The same, without a row.
-    Emitted(Outgoing),
-    /// A message of the log that might have been an event.
-    Ignored(Ignored),
-    /// The open transaction is complete.
-    Commit { end_lsn: Lsn },
-    /// The walsender has sent everything before `wal_end`.
-    Keepalive { wal_end: Lsn },
-    /// A batch of rows that the log does not bring, in the order in which they are to be published.
-    /// Its number is told by the [`Origin`] of what is resolved.
-    Scanned { batch: u32, rows: Vec<Outgoing> },
-    /// An event that is published once more.
-    Replayed(Outgoing),
-    /// The rows of the oldest `batches` are marked, durably.
-    ScanMarked { batches: usize },
-    /// Aggregates whose events wait for one that was parked, as the table has it.
-    Blocked(Vec<Blocked>),
-    /// The stream's end, read back far enough to hold what the scanner may bring again; before its
-    /// first batch.
-    Seen(Tail),
-    /// The broker stored an event.
-    /// It is at `seq`; as a duplicate, it was there before.
-    Acked { epoch: u32, index: u64, seq: u64, is_duplicate: bool },
-    /// The broker refused an event.
-    Refused { epoch: u32, index: u64, refusal: Refusal },
-    /// The stream has the first `count` messages of the batch, each where it was expected.
-    Stored { batch: u32, count: u64 },
-    /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
-    Ended { batch: u32, count: u64, seq: u64 },
-    /// The broker refused a message of the batch, and with it everything behind.
-    Broken { batch: u32, number: u64, refusal: Refusal },
-    /// An answer came that is not the stream's.
-    Stranger(String),
-    /// The client refused to send an event, before anything left.
-    Unsendable { index: u64, refusal: Refusal },
-    /// The broker's user may not publish on a subject. Such a message is never answered.
-    Denied { subject: String, reason: String },
-    /// The connection to the broker broke or was replaced: what was unanswered is unknown.
-    LinkLost,
-    /// The answer to [`Request::ReadTail`].
-    Tail(Tail),
-    /// [`Request::ReadTail`] could not be answered.
-    TailFailed(String),
-    /// The event is in the dead-letter table, durably.
-    Parked { index: u64 },
-    /// Time has passed.
-    Tick,
-}
-
 /// Why nothing becomes of a message of `outbox_emit_wal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ignored {
@@ -90,62 +30,6 @@ pub(crate) enum Ignored {
     Off,
     /// It is outside of its transaction, so the function did not write it.
     NotTransactional,
-}
-
-/// Why the broker refused a message, by what follows from it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The stream's last sequence is another: read the tail and go back.
-    ExpectedLastSequence,
-    /// Nothing is wrong with the message: try again later.
-    Outage(String),
-    /// This message can never be stored.
-    Message(String),
-    /// This message is too large for the stream as it was when its limits were last read.
-    OverLimit(String),
-    /// This message cannot be stored as long as the stream, or what the relay may do, stays as it is.
-    Unwelcome(String),
-    /// No message can be stored until an operator changes something.
-    Configuration(String),
-    /// The broker takes no batches, or none now: fenced mode needs them.
-    NoBatches(String),
-}
-
-/// What the shell is asked to do, besides sending.
-#[derive(Debug, Clone)]
-pub(crate) enum Request {
-    /// Read the stream from sequence `from` to its end, after waiting for `delay`.
-    ReadTail { from: u64, delay: Duration, why: String },
-    /// Put an event into the dead-letter table, not before the one that was asked for before it.
-    Park { index: u64, dead: Dead },
-    /// Write down that an event could not be published and is tried again after `pause`. Without a
-    /// row it is only said.
-    NoteFailure {
-        index: u64,
-        id: Uuid,
-        has_row: bool,
-        attempts: u32,
-        reason: String,
-        pause: Duration,
-    },
-    /// Say that messages of the log are ignored; once for each reason.
-    TellIgnored(Ignored),
-    /// Say that others answer in the stream's place; once.
-    TellStranger(String),
-    /// Say that others keep writing to the stream, beside fenced mode that stays.
-    TellStaysFenced,
-    /// End the session: the next one is to work in keyed mode, for this reason.
-    LeaveFence(String),
-    /// End the session: the stream ends before what it has acknowledged.
-    StreamIsShorter,
-    /// The stream may have lost messages of events that the log brings again, and they cannot be
-    /// counted.
-    TellUncounted,
-    /// The stream has lost messages of events that the log brings again: so many were known to be
-    /// published by counting, and so many are published, or once more, as nothing could be counted.
-    TellCount { counted: u64, uncertain: u64 },
-    /// Stop: only an operator can help.
-    Stop(String),
 }
 
 /// Where a session starts.

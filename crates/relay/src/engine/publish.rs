@@ -1,4 +1,5 @@
-//! One publishing session: `Input → apply → what to send, mark, confirm`.
+//! One publishing session: from what the log, scans and the broker say to what is to be sent, marked
+//! and confirmed.
 
 mod batch;
 mod blocking;
@@ -36,9 +37,11 @@ use self::refusals::Refusals;
 use self::retry::Retries;
 use self::sending::Sending;
 use self::stream_end::StreamEnd;
-use super::messages::{Counts, Input, Mode, Refusal, Request, Resolved, Start};
+use super::input::{BrokerInput, LogInput, Refusal};
+use super::messages::{Counts, Mode, Resolved, Start};
 use super::notice::About;
 use super::progress::Progress;
+use super::request::Request;
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Window};
 use crate::latency::Latency;
@@ -134,11 +137,11 @@ impl Publishing {
         state
     }
 
-    /// Takes in one thing that happened at `now`, measured from the session's start.
-    pub(crate) fn apply(&mut self, now: Duration, input: Input) {
+    /// Takes in what the log brought at `now`, measured from the session's start.
+    pub(crate) fn read(&mut self, now: Duration, input: LogInput) {
         self.now = now;
         match input {
-            Input::Begin { commit_lsn, commit_time_micros } => {
+            LogInput::Begin { commit_lsn, commit_time_micros } => {
                 self.end_counting_if_over(commit_lsn);
                 self.progress.begin();
                 self.log.begin(commit_lsn, commit_time_micros);
@@ -146,53 +149,62 @@ impl Publishing {
                     self.seen.forget_if_passed(commit_lsn);
                 }
             }
-            Input::Logged(outgoing) => self.logged(outgoing, Origin::Log),
-            Input::Emitted(outgoing) => self.logged(outgoing, Origin::Emitted),
-            Input::Ignored(why) => self.ignore(why),
-            Input::Commit { end_lsn } => {
+            LogInput::Logged(outgoing) => self.logged(outgoing, Origin::Log),
+            LogInput::Emitted(outgoing) => self.logged(outgoing, Origin::Emitted),
+            LogInput::Ignored(why) => self.ignore(why),
+            LogInput::Commit { end_lsn } => {
                 self.progress.commit(end_lsn, self.window.end());
                 self.progress.resolved_below(self.window.first());
             }
-            Input::Keepalive { wal_end } => {
+            LogInput::Keepalive { wal_end } => {
                 self.end_counting_if_over(wal_end);
                 self.progress.keepalive(wal_end, self.is_quiet());
             }
-            Input::Scanned { batch, rows } => self.scanned(batch, rows),
-            Input::Replayed(outgoing) => self.replayed(outgoing),
-            Input::ScanMarked { batches } => _ = self.scans.drain(..batches),
-            Input::Blocked(blocked) => self.block_these(blocked),
-            Input::Seen(tail) => self.looked(tail),
-            Input::Acked { epoch, index, seq, is_duplicate } if self.link.counts(epoch) => {
+        }
+    }
+
+    /// Takes in what the broker answered, or what became of the connection to it.
+    pub(crate) fn heard(&mut self, now: Duration, input: BrokerInput) {
+        self.now = now;
+        match input {
+            BrokerInput::Acked { epoch, index, seq, is_duplicate } if self.link.counts(epoch) => {
                 self.acked(index, seq, is_duplicate);
             }
-            Input::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
+            BrokerInput::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
                 self.refused(index, refusal);
             }
-            Input::Acked { .. } | Input::Refused { .. } => {} // of a period that is over
-            Input::Stored { batch, count } => self.stored(batch, count),
-            Input::Ended { batch, count, seq } => self.ended(batch, count, seq),
-            Input::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
-            Input::Unsendable { index, refusal } => {
+            // Of a period that is over.
+            BrokerInput::Acked { .. } | BrokerInput::Refused { .. } => {}
+            BrokerInput::Stored { batch, count } => self.stored(batch, count),
+            BrokerInput::Ended { batch, count, seq } => self.ended(batch, count, seq),
+            BrokerInput::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
+            BrokerInput::Unsendable { index, refusal } => {
                 self.stream.unsent();
                 self.take_out_of_batch();
                 self.unsendable(index, refusal);
             }
-            Input::Stranger(why) => self.stranger(why),
-            Input::Denied { subject, reason } => self.denied(&subject, reason),
-            Input::LinkLost => self.link_lost(),
-            Input::Tail(tail) => self.tail(tail),
-            Input::TailFailed(why) => self.tail_failed(why),
-            Input::Parked { index } => {
-                let entry = self.window.get(index).map(|it| (it.origin, it.parked_for));
-                self.scan_resolved(entry.map(|(origin, _)| origin));
-                self.figures
-                    .counts
-                    .parked
-                    .count(entry.map_or(DeadLetterReason::Unfit, |(_, why)| why));
-                self.resolve(index);
-            }
-            Input::Tick => self.tick(),
+            BrokerInput::Stranger(why) => self.stranger(why),
+            BrokerInput::Denied { subject, reason } => self.denied(&subject, reason),
+            BrokerInput::LinkLost => self.link_lost(),
+            BrokerInput::Tail(tail) => self.tail(tail),
+            BrokerInput::TailFailed(why) => self.tail_failed(why),
         }
+    }
+
+    /// The rows of the oldest `batches` are marked, durably.
+    pub(crate) fn scan_marked(&mut self, now: Duration, batches: usize) {
+        self.now = now;
+        _ = self.scans.drain(..batches);
+    }
+
+    /// The event is in the dead-letter table, durably.
+    pub(crate) fn parked(&mut self, now: Duration, index: u64) {
+        self.now = now;
+        let entry = self.window.get(index).map(|it| (it.origin, it.parked_for));
+        self.scan_resolved(entry.map(|(origin, _)| origin));
+        let why = entry.map_or(DeadLetterReason::Unfit, |(_, why)| why);
+        self.figures.counts.parked.count(why);
+        self.resolve(index);
     }
 
     /// Whether the log may bring more. While it is false its connection is not read.
@@ -362,7 +374,9 @@ impl Publishing {
         }
     }
 
-    fn tick(&mut self) {
+    /// Takes in that time has passed.
+    pub(crate) fn tick(&mut self, now: Duration) {
+        self.now = now;
         self.read_tail(Duration::ZERO);
         self.retry();
         self.look_at_refusals();

@@ -11,13 +11,11 @@ use uuid::Uuid;
 
 use super::backoff;
 use super::effect::{Effect, Effects, ReplayEffect};
-use super::messages::{Input, Resolved};
-use super::notice::Notice;
+use super::messages::Resolved;
 use super::replay_messages::{
     ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish, Unreplayed,
 };
 use super::window::Outgoing;
-use super::{Decides, Engine};
 
 /// How often it is looked for a replay.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -111,7 +109,7 @@ enum NoteState {
 }
 
 #[derive(Debug, Clone)]
-struct Run {
+pub(super) struct Run {
     id: Uuid,
     earlier: Earlier,
     /// When the next one may go, and how long after it another.
@@ -147,7 +145,7 @@ impl Replaying {
         if let State::Running(run) = &self.state { run.is_noted() } else { true }
     }
 
-    fn look_if_due(&mut self, now: Duration, effects: &mut Effects) {
+    pub(super) fn look_if_due(&mut self, now: Duration, effects: &mut Effects) {
         if matches!(self.state, State::Resting { until } if until <= now) {
             self.state = State::Looking;
             effects.push_back(Effect::Replay(ReplayEffect::LookFor));
@@ -155,14 +153,14 @@ impl Replaying {
     }
 
     /// `None` if there is none, or nobody knows.
-    fn found(&mut self, now: Duration, replay: Option<Uuid>) {
+    pub(super) fn found(&mut self, now: Duration, replay: Option<Uuid>) {
         self.state = match replay {
             Some(id) => State::Found(id),
             None => State::Resting { until: now + LOOK_EVERY },
         };
     }
 
-    fn begin(&mut self, effects: &mut Effects) {
+    pub(super) fn begin(&mut self, effects: &mut Effects) {
         if let State::Found(id) = self.state {
             self.state = State::Beginning;
             effects.push_back(Effect::Replay(ReplayEffect::Begin(id)));
@@ -170,7 +168,7 @@ impl Replaying {
     }
 
     /// `None` if it cannot be begun now.
-    fn begun(&mut self, now: Duration, start: Option<ReplayStart>) {
+    pub(super) fn begun(&mut self, now: Duration, start: Option<ReplayStart>) {
         let Some(start) = start else {
             self.state = State::Resting { until: now + AGAIN_AFTER };
             return;
@@ -178,13 +176,13 @@ impl Replaying {
         self.state = State::Running(Box::new(Run::new(now, start)));
     }
 
-    fn run(&mut self) -> Option<&mut Run> {
+    pub(super) fn run(&mut self) -> Option<&mut Run> {
         if let State::Running(run) = &mut self.state { Some(run) } else { None }
     }
 
     /// What is behind a place of a replay. It may be another replay's by now, or this one's from
     /// before it was paused.
-    fn read(
+    pub(super) fn read(
         &mut self,
         now: Duration,
         id: Uuid,
@@ -207,7 +205,7 @@ impl Replaying {
         }
     }
 
-    fn noted(
+    pub(super) fn noted(
         &mut self,
         now: Duration,
         problems: usize,
@@ -233,7 +231,13 @@ impl Replaying {
         }
     }
 
-    fn advance(&mut self, now: Duration, last_seq: u64, hurry: bool, effects: &mut Effects) {
+    pub(super) fn advance(
+        &mut self,
+        now: Duration,
+        last_seq: u64,
+        hurry: bool,
+        effects: &mut Effects,
+    ) {
         if let Some(run) = self.run() {
             run.read_on(now, effects);
             run.take_note(now, last_seq, hurry, effects);
@@ -275,7 +279,7 @@ impl Run {
     }
 
     /// The next copy that may go.
-    fn next(&mut self, now: Duration, last_seq: u64) -> Option<Outgoing> {
+    pub(super) fn next(&mut self, now: Duration, last_seq: u64) -> Option<Outgoing> {
         if self.wish == ReplayWish::Rest || self.noting.unnoted >= UNNOTED_MAX {
             return None;
         }
@@ -307,7 +311,7 @@ impl Run {
         }
     }
 
-    fn done(&mut self, copy: Uuid, how: Result<(), String>) {
+    pub(super) fn done(&mut self, copy: Uuid, how: Result<(), String>) {
         // Each refusal costs the others a reading of the tail.
         self.refused = if how.is_ok() { 0 } else { self.refused + 1 };
         if self.refused >= REFUSED_MAX {
@@ -397,64 +401,6 @@ impl Run {
         self.noting.state = NoteState::UnderWay(std::mem::take(&mut self.noting.unnoted));
         self.note.is_done = is_done;
         effects.push_back(Effect::Replay(ReplayEffect::Note(self.note.clone())));
-    }
-}
-
-impl Engine {
-    pub(super) fn look_for_replay(&mut self, now: Duration) {
-        if !self.is_draining() {
-            self.replaying.look_if_due(now, &mut self.effects);
-        }
-    }
-
-    pub(super) fn replay_found(&mut self, now: Duration, replay: Option<Uuid>) {
-        self.replaying.found(now, replay);
-    }
-
-    pub(super) fn replay_begun(&mut self, now: Duration, start: Option<ReplayStart>) {
-        self.replaying.begun(now, start);
-    }
-
-    pub(super) fn replay_read(
-        &mut self,
-        now: Duration,
-        (id, after): (Uuid, i64),
-        page: Result<ReplayPage, ReplayUnread>,
-    ) {
-        self.replaying.read(now, id, after, page);
-    }
-
-    pub(super) fn replay_noted(&mut self, now: Duration, note: usize, wish: Option<ReplayWish>) {
-        self.replaying.noted(now, note, wish, &mut self.effects);
-    }
-
-    /// Hands over what may go, and notes how far it is.
-    pub(super) fn replay(&mut self, now: Duration) {
-        // Rows that the log does not bring go first. What is written down of the stream's sequence
-        // must not be needed any more, nor written again: copies come in between.
-        let scans = self.backfill.holds_the_log_back() || !self.backfill.is_clear();
-        let is_told = self.publishing.may_scan(self.checkpoint.confirmed());
-        let may = !self.is_draining() && !scans;
-        if may && is_told && !self.checkpoint.is_writing() {
-            self.replaying.begin(&mut self.effects);
-        }
-        if self.replaying.is_clear() {
-            return;
-        }
-        for (copy, reason) in self.publishing.take_unreplayed() {
-            self.effects.push_back(Effect::Tell(Notice::NotReplayed { copy }));
-            if let Some(run) = self.replaying.run() {
-                run.done(copy, Err(reason));
-            }
-        }
-        let last_seq = self.publishing.last_seq();
-        while may && self.publishing.has_room_to_replay(now) {
-            let next = self.replaying.run().and_then(|it| it.next(now, last_seq));
-            let Some(outgoing) = next else { break };
-            self.publishing.apply(now, Input::Replayed(outgoing));
-        }
-        let hurry = self.is_draining();
-        self.replaying.advance(now, last_seq, hurry, &mut self.effects);
     }
 }
 

@@ -1,4 +1,5 @@
-//! The engine against a simulated PostgreSQL, broker and network, on seeded schedules.
+//! The engine against a simulated PostgreSQL, broker and network, on seeded schedules: over the log,
+//! one session after the other, and over the table, nodes side by side ([`claiming`]).
 //!
 //! A schedule mixes commits, deliveries, refusals, lost messages and answers, broken connections
 //! whose bytes arrive later, crashes and takeovers, foreign messages, poison, keepalives, scans,
@@ -14,13 +15,17 @@ mod asked;
 mod awaited;
 mod broker;
 mod check;
+mod claiming;
 mod database;
 mod emitting;
 mod failed;
+mod failing;
 mod faults;
 mod going_back;
+mod marks;
 mod meddling;
 mod mending;
+mod relays;
 mod replaying;
 mod schedules;
 mod sessions;
@@ -43,13 +48,15 @@ use uuid::Uuid;
 
 use self::awaited::Kept;
 use self::broker::{Flying, Packet, Stored as Message, Taking};
+use self::claiming::Claiming;
 use self::database::Written;
-pub(in crate::engine) use self::database::marking_failure;
 use self::emitting::Emitted;
 use self::faults::{Faults, Foreign};
+use self::marks::MarksSeen;
+use self::relays::{Job, Relay};
 use self::replaying::Replay;
 use self::sessions::{Gap, engine, publishing};
-pub(in crate::engine) use self::table::Table;
+use self::table::Table;
 use super::*;
 
 const SYSTEM: u64 = 7;
@@ -117,7 +124,7 @@ struct World {
     ends: Option<End>,
     /// The broker's memory of ids begins here in the stream.
     forgotten: usize,
-    answers: Vec<(u64, Input)>,
+    answers: Vec<(u64, BrokerInput)>,
     slot_confirmed: Lsn,
     /// There is no slot yet.
     awaits_slot: bool,
@@ -146,46 +153,12 @@ struct World {
     lsn: u64,
     next_id: u128,
     now: Duration,
+    /// Whose turn it is.
     relay: Relay,
-}
-
-/// A relay process: its engine and how far its replication connection has got.
-#[derive(Debug, Clone)]
-struct Relay {
-    generation: u64,
-    engine: Engine,
-    /// It has a slot made, and reads none.
-    awaits_slot: bool,
-    /// Next to deliver: transaction, and within it 0 = begin, 1.. = events, then commit.
-    at: (usize, usize),
-    /// What was asked for and is not executed, and what came of what is.
-    jobs: Vec<Effect>,
-    outcomes: Vec<Outcome>,
-    /// What the scan that is open has yet to bring.
-    cursor: Option<VecDeque<u128>>,
-    /// Since when that keeps its transaction open and nothing is read.
-    idle_since: Option<Duration>,
-    /// What PostgreSQL is to be told.
-    confirming: Lsn,
-    /// The last event that it knows to be stored.
-    last_event: Option<LastEvent>,
-}
-
-impl Relay {
-    fn new(generation: u64, engine: Engine) -> Self {
-        Self {
-            generation,
-            engine,
-            awaits_slot: false,
-            at: (0, 0),
-            jobs: Vec::new(),
-            outcomes: Vec::new(),
-            cursor: None,
-            idle_since: None,
-            confirming: Lsn::ZERO,
-            last_event: None,
-        }
-    }
+    /// Those beside it. Over the log there is none.
+    others: Vec<Relay>,
+    claiming: Claiming,
+    seen: MarksSeen,
 }
 
 impl World {
@@ -195,14 +168,9 @@ impl World {
         let (lsn, mut table) = (100, Table::new(faults.by_watermark));
         table.begin_epoch(Lsn(lsn));
         let written = Written::new(Lsn(lsn));
-        let publishing = publishing(
-            faults,
-            Lsn::ZERO,
-            Tail::default(),
-            WrittenDown::nothing(),
-            &HashSet::new(),
-            &HashMap::new(),
-        );
+        let (nothing, tail) = (WrittenDown::nothing(), Tail::default());
+        let (dead, tried) = (HashSet::new(), HashMap::new());
+        let publishing = publishing(faults, Lsn::ZERO, tail, nothing, &dead, &tried);
         let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {
@@ -255,7 +223,10 @@ impl World {
             lsn,
             next_id: 1,
             now: Duration::ZERO,
-            relay: Relay::new(0, engine),
+            relay: Relay::new(0, engine, Duration::ZERO, 0),
+            others: Vec::new(),
+            claiming: Claiming::default(),
+            seen: MarksSeen::default(),
         };
         world.begin(old);
         world
@@ -273,6 +244,14 @@ impl World {
             self.await_slot();
             self.begin_session();
         }
+        if self.faults.claims {
+            self.begin_nodes();
+        }
+    }
+
+    /// What the clock of the relay says.
+    fn time(&self) -> Duration {
+        self.now - self.relay.began
     }
 
     fn mint(&mut self) -> u128 {
@@ -339,8 +318,8 @@ impl World {
         Outgoing { requeued, tried, ..self.outgoing(id) }
     }
 
-    fn apply(&mut self, input: Input) {
-        self.relay.engine.apply(self.now, input);
+    fn apply(&mut self, input: impl Into<Input>) {
+        self.relay.engine.apply(self.time(), input);
     }
 
     /// The walsender's next message.
@@ -357,11 +336,11 @@ impl World {
         let Transaction { commit_lsn, end_lsn, events } = it.clone();
         self.emit_at_once();
         let input = match part {
-            0 => Input::Begin { commit_lsn, commit_time_micros: 0 },
+            0 => LogInput::Begin { commit_lsn, commit_time_micros: 0 },
             n if n <= events.len() => self.logged(events[n - 1]),
-            _ => Input::Commit { end_lsn },
+            _ => LogInput::Commit { end_lsn },
         };
-        let last = matches!(input, Input::Commit { .. });
+        let last = matches!(input, LogInput::Commit { .. });
         self.relay.at = if last { (transaction + 1, 0) } else { (transaction, part + 1) };
         self.apply(input);
     }
@@ -377,17 +356,18 @@ impl World {
             Some(_) => transaction.checked_sub(1).map_or(Lsn::ZERO, |it| self.log[it].end_lsn),
             None => Lsn(self.lsn), // also what else was written to the log
         };
-        self.apply(Input::Keepalive { wal_end });
+        self.apply(LogInput::Keepalive { wal_end });
     }
 
-    fn send(&mut self) {
-        let generation = self.relay.generation;
-        let packet = if let Some(send) = self.relay.engine.next_send() {
+    /// Whether something was handed over.
+    fn send(&mut self) -> bool {
+        let (generation, time, sent) = (self.relay.generation, self.time(), self.now);
+        let packet = if let Some(send) = self.relay.engine.next_send(|| time) {
             if self.is_picky && self.picky.contains(&send.event.id.as_u128()) {
                 let index = send.index;
                 let refusal = Refusal::Unwelcome("no stream takes it".into());
-                self.apply(Input::Unsendable { index, refusal });
-                return;
+                self.apply(BrokerInput::Unsendable { index, refusal });
+                return true;
             }
             Packet::Message(Flying {
                 reply: (generation, send.epoch, send.index),
@@ -395,23 +375,28 @@ impl World {
                 expected: send.expected,
                 position: send.position,
                 part: send.part,
+                sent,
             })
         } else if let Some(end) = self.relay.engine.next_end() {
             Packet::End { generation, end }
         } else {
-            return;
+            return false;
         };
-        self.connections.last_mut().expect("one connection").push_back(packet);
+        self.connections[self.relay.connection].push_back(packet);
+        true
     }
 
     fn step(&mut self) {
+        if self.faults.claims {
+            return self.step_of_nodes();
+        }
         if self.faults.waits {
             self.wait_now_and_then();
         }
         match self.rng.random_range(0..100) {
             0..8 => self.commit(),
             8..28 => self.some_times(Self::deliver_log),
-            28..46 => self.some_times(Self::send),
+            28..46 => self.some_times(|it| _ = it.send()),
             46..62 => self.broker(false),
             62..74 => self.answer(),
             74..86 => self.some_times(|it| it.job(false)),
@@ -428,7 +413,7 @@ impl World {
             97 => {
                 self.now += Duration::from_secs(3);
                 if self.rng.random_bool(0.5) {
-                    self.relay.engine.before_sending(self.now); // it was held up
+                    self.relay.engine.before_sending(self.time()); // it was held up
                 }
                 self.is_picky = self.rng.random_bool(0.5);
                 self.refuses_batches = self.faults.fickle && self.rng.random_bool(0.5);
@@ -463,8 +448,8 @@ impl World {
             Foreign::Never => false,
             Foreign::BetweenMessages => {
                 let reads =
-                    |it: &Effect| matches!(it, Effect::Broker(BrokerEffect::ReadTail { .. }));
-                let told = |it: &Outcome| matches!(it, Outcome::Tail(_));
+                    |it: &Job| matches!(it.effect, Effect::Broker(BrokerEffect::ReadTail { .. }));
+                let told = |it: &Input| matches!(it, Input::Broker(BrokerInput::Tail(_)));
                 quiet
                     && self.answers.is_empty()
                     && !self.relay.jobs.iter().any(reads)

@@ -3,7 +3,7 @@
 use servers::NatsLink;
 use tokio::sync::watch;
 
-use crate::engine::Input;
+use crate::engine::BrokerInput;
 use crate::error::Error;
 
 /// How the server words it; the subject follows in quotes.
@@ -23,7 +23,7 @@ impl PermissionViolations {
 
     /// The latest violation, if there was one since the last call. Earlier ones are met again: their
     /// messages are sent again.
-    pub(crate) fn next(&mut self) -> Option<Input> {
+    pub(crate) fn next(&mut self) -> Option<BrokerInput> {
         if !self.link.has_changed().unwrap_or(false) {
             return None;
         }
@@ -33,7 +33,7 @@ impl PermissionViolations {
         }
         let subject = subject(link.last_error.as_deref()?)?;
         let reason = format!("the relay's NATS user may not publish on {subject}");
-        Some(Input::Denied { subject: subject.to_owned(), reason })
+        Some(BrokerInput::Denied { subject: subject.to_owned(), reason })
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::error_codes as codes;
 use super::reply_subject::Reply;
-use crate::engine::{Input, Refusal};
+use crate::engine::{BrokerInput, Refusal};
 
 #[derive(Debug, Deserialize)]
 struct PubAck<'a> {
@@ -48,31 +48,33 @@ pub(crate) struct Answerer {
 
 /// Turns an answer on a [reply subject](super::reply_subject) into what it means. `None` for anything that
 /// is not an answer to a publish of this relay.
-pub(crate) fn read(message: &Message, from: &Answerer) -> Option<Input> {
+pub(crate) fn read(message: &Message, from: &Answerer) -> Option<BrokerInput> {
     let to = Reply::parse(message.subject.as_str())?;
     match (to, understand(message, from)) {
-        (_, Meaning::Strange(why)) => Some(Input::Stranger(why)),
+        (_, Meaning::Strange(why)) => Some(BrokerInput::Stranger(why)),
         (Reply::Message { epoch, index }, Meaning::Stored(ack)) => {
-            Some(Input::Acked { epoch, index, seq: ack.seq, is_duplicate: ack.duplicate })
+            Some(BrokerInput::Acked { epoch, index, seq: ack.seq, is_duplicate: ack.duplicate })
         }
         (Reply::Message { epoch, index }, Meaning::Refused(refusal)) => {
-            Some(Input::Refused { epoch, index, refusal })
+            Some(BrokerInput::Refused { epoch, index, refusal })
         }
         (Reply::Message { .. }, _) => None,
-        (Reply::Part { batch, .. }, Meaning::Flow(count)) => Some(Input::Stored { batch, count }),
+        (Reply::Part { batch, .. }, Meaning::Flow(count)) => {
+            Some(BrokerInput::Stored { batch, count })
+        }
         (Reply::Part { batch, number }, Meaning::Stored(ack)) => Some(match ack.count {
-            Some(count) => Input::Ended { batch, count, seq: ack.seq },
+            Some(count) => BrokerInput::Ended { batch, count, seq: ack.seq },
             // Of a cluster that is being upgraded, or was downgraded.
             None => {
                 let refusal = Refusal::NoBatches("the stream's leader has no batches".into());
-                Input::Broken { batch, number, refusal }
+                BrokerInput::Broken { batch, number, refusal }
             }
         }),
         (Reply::Part { batch, .. }, Meaning::PartRefused(number, refusal)) => {
-            Some(Input::Broken { batch, number, refusal })
+            Some(BrokerInput::Broken { batch, number, refusal })
         }
         (Reply::Part { batch, number }, Meaning::Refused(refusal)) => {
-            Some(Input::Broken { batch, number, refusal })
+            Some(BrokerInput::Broken { batch, number, refusal })
         }
         // The answer that ends the batch follows.
         (Reply::Part { .. }, Meaning::Gap) => None,
@@ -221,7 +223,7 @@ fn message(subject: &str, payload: impl AsRef<[u8]>, status: Option<StatusCode>)
 mod tests {
     use super::*;
 
-    fn answer(payload: &str) -> Option<Input> {
+    fn answer(payload: &str) -> Option<BrokerInput> {
         read(&message("_INBOX.x.7.42", payload, None), &outbox())
     }
 
@@ -234,7 +236,7 @@ mod tests {
         ] {
             let read = answer(payload);
             assert!(
-                matches!(read, Some(Input::Acked { epoch: 7, index: 42, seq: 9, .. })),
+                matches!(read, Some(BrokerInput::Acked { epoch: 7, index: 42, seq: 9, .. })),
                 "{payload}: {read:?}"
             );
         }
@@ -275,7 +277,7 @@ mod tests {
     fn a_duplicate_without_a_sequence_is_no_ack() {
         let read = answer(r#"{"stream":"OUTBOX","seq":0,"duplicate":true}"#);
         assert!(
-            matches!(read, Some(Input::Refused { refusal: Refusal::Outage(_), .. })),
+            matches!(read, Some(BrokerInput::Refused { refusal: Refusal::Outage(_), .. })),
             "{read:?}"
         );
     }
@@ -285,7 +287,7 @@ mod tests {
         let message = message("_INBOX.x.0.1", "", Some(StatusCode::NO_RESPONDERS));
         let read = read(&message, &outbox());
         assert!(
-            matches!(read, Some(Input::Refused { refusal: Refusal::Outage(_), .. })),
+            matches!(read, Some(BrokerInput::Refused { refusal: Refusal::Outage(_), .. })),
             "{read:?}"
         );
     }
@@ -302,12 +304,12 @@ mod tests {
             r#"{"stream":"OUTBOX","seq":9223372036854775808}"#,
         ] {
             let read = answer(payload);
-            assert!(matches!(read, Some(Input::Stranger(_))), "{payload}: {read:?}");
+            assert!(matches!(read, Some(BrokerInput::Stranger(_))), "{payload}: {read:?}");
         }
         let hub = Answerer { domain: "hub".into(), ..outbox() };
         let payload = r#"{"stream":"OUTBOX","domain":"hub","seq":9}"#;
         let read = read(&message("_INBOX.x.7.42", payload, None), &hub);
-        assert!(matches!(read, Some(Input::Acked { .. })), "{read:?}");
+        assert!(matches!(read, Some(BrokerInput::Acked { .. })), "{read:?}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::permission_violations::PermissionViolations;
 use super::pub_ack::{self, Answerer};
 use super::reply_subject::Replies;
 use super::stream_check::check_server;
-use crate::engine::{Input, LastPosition, Part, Refusal, Replayed, Send};
+use crate::engine::{BrokerInput, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
@@ -215,7 +215,7 @@ impl Publisher {
 
     /// A subject that the broker's user turned out not to be allowed to publish on, and the words of
     /// the broker. Each word of it is told once.
-    pub(crate) fn denied(&mut self) -> Option<Input> {
+    pub(crate) fn denied(&mut self) -> Option<BrokerInput> {
         self.permission_violations.next()
     }
 
@@ -320,7 +320,7 @@ impl Answers {
     /// Waits for answers and appends what they mean, at least one and at most a bounded number.
     ///
     /// Cancel safe: an answer taken is an answer appended.
-    pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
+    pub(crate) async fn receive(&mut self, into: &mut Vec<BrokerInput>) -> Result<(), Error> {
         let mut next = self.messages.next().await;
         if self.limits.has_changed().unwrap_or(false) {
             self.from.domain.clone_from(&self.limits.borrow_and_update().domain);

@@ -16,21 +16,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
+use pgoutput::Lsn;
 use servers::NatsLink;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
-use self::claim_jobs::{CONNECTION, Done};
+use self::claim_jobs::CONNECTION;
 use super::history_watch::{self, HistoryWatch};
-use super::{Ended, Job, Opened, Source, lost_end};
+use super::{Done, Ended, Job, Opened, Source, lost_end, replication};
 use crate::config::Config;
 use crate::engine::{
-    ClaimEffect, ClaimEngine, ClaimOutcome, ClaimStart, Decides, Input, LastEvent, Limits, Send,
+    ClaimsInput, ClaimsSettings, ClaimsStart, Engine, LastEvent, Mode, Publishing, Seen, Start,
 };
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
+use crate::postgres::sql::ScannedRow;
 use crate::postgres::{Encoding, Opening, Rows, Store, sql};
-use crate::reporter::Reporter;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
 const NODES_MAX: usize = 32;
@@ -51,159 +52,108 @@ pub(crate) struct Polling {
     free: Vec<Arc<sql::Rows>>,
     history: HistoryWatch,
     /// The last event that this session knows to be stored.
-    last_event: Option<LastEvent>,
+    pub(super) last_event: Option<LastEvent>,
 }
 
-impl Source for Polling {
-    type Engine = ClaimEngine;
-    type Done = Done;
-
-    async fn open(
-        config: &Arc<Config>,
-        opening: &Opening,
-        client: &Client,
-        link: watch::Receiver<NatsLink>,
-        once: bool,
-        _: Option<String>,
-    ) -> Result<Opened<Self>, Error> {
-        let store = Store::watched(config, CONNECTION, opening).await?;
-        store.check_outbox().await?;
-        store.check_marks_are_on_rows().await?;
-        store.check_shards(config).await?;
-        let encoding = Encoding::of(&store).await?;
-        let tail = TailReader::new(client, &config.stream.name).await?;
-        nats::stream_check::check(config, client, &tail).await?;
-        let last_event = lost_end::mend_claimed(config, &store, &tail).await?;
-        let stream_created = store.stream_created().into();
-        let (started, reach) = (Instant::now(), reach(config));
-        let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
-        let history = History { system_id: NO_SYSTEM, timeline: 0 };
-        let stream = &config.stream.name;
-        let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
-        info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
-        let last_event = LastEvent::later(newest.last, last_event);
-        let engine = ClaimEngine::new(ClaimStart {
-            tail: newest,
-            limits: Limits { events: config.window.events, bytes: config.window.bytes },
-            ack_timeout: config.ack_timeout,
-            max_attempts: config.max_attempts,
+pub(super) async fn open(
+    config: &Arc<Config>,
+    opening: &Opening,
+    client: &Client,
+    link: watch::Receiver<NatsLink>,
+    once: bool,
+) -> Result<Opened, Error> {
+    let store = Store::watched(config, CONNECTION, opening).await?;
+    store.check_outbox().await?;
+    store.check_marks_are_on_rows().await?;
+    store.check_shards(config).await?;
+    let encoding = Encoding::of(&store).await?;
+    let tail = TailReader::new(client, &config.stream.name).await?;
+    nats::stream_check::check(config, client, &tail).await?;
+    let last_event = lost_end::mend_claimed(config, &store, &tail).await?;
+    let stream_created = store.stream_created().into();
+    let (started, reach) = (Instant::now(), reach(config));
+    let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
+    let history = History { system_id: NO_SYSTEM, timeline: 0 };
+    let stream = &config.stream.name;
+    let (publisher, answers) =
+        Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
+    info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
+    let last_event = LastEvent::later(newest.last, last_event);
+    let start = replication::start(config, Mode::Keyed, newest);
+    // Nothing comes from a log.
+    let publishing = Publishing::new(Start { resolved_before: Lsn(u64::MAX), ..start });
+    let engine = Engine::of_claims(ClaimsStart {
+        publishing,
+        settings: ClaimsSettings {
             workers: config.poll.workers,
             batch: config.poll.batch,
             interval: config.poll.interval,
             reach,
             once,
-            seed: rand::random(),
-        });
-        let source = Self {
-            config: Arc::clone(config),
-            rows: Rows::new(config.table.clone(), config.routing()).stored_in(encoding),
-            tail: tail.clone(),
-            stream_created,
-            claims: HashMap::new(),
-            free: vec![Arc::new(sql::Rows::of(store).await?)],
-            history: HistoryWatch::new(),
-            last_event,
-        };
-        let (unfenced, restores, went_back) = (None, false, None);
-        Ok(Opened {
-            source,
-            engine,
-            publisher,
-            answers,
-            tail,
-            started,
-            unfenced,
-            restores,
-            went_back,
-        })
+        },
+    });
+    let source = Polling {
+        config: Arc::clone(config),
+        rows: Rows::new(config.table.clone(), config.routing()).stored_in(encoding),
+        tail: tail.clone(),
+        stream_created,
+        claims: HashMap::new(),
+        free: vec![Arc::new(sql::Rows::of(store).await?)],
+        history: HistoryWatch::new(),
+        last_event,
+    };
+    Ok(Opened {
+        source: Source::Table(Box::new(source)),
+        engine,
+        publisher,
+        answers,
+        tail,
+        started,
+        unfenced: None,
+        restores: false,
+        went_back: None,
+    })
+}
+
+pub(super) fn close(engine: &Engine) -> Ended {
+    info!(unresolved = engine.publishing().unresolved(), "stopped");
+    Ended::Stopped
+}
+
+impl Polling {
+    pub(super) fn config(&self) -> &Config {
+        &self.config
     }
 
-    fn timeline(&self) -> Option<u32> {
-        None
-    }
-
-    /// Rows come with claims.
-    async fn receive(&mut self, _: &mut Vec<Input>) -> Result<(), Error> {
-        std::future::pending().await
-    }
-
-    /// One that has closed ends the session.
-    fn watch_connections(&self, _: &mut ClaimEngine, _: Duration) {}
-
-    fn carry_out(
-        &mut self,
-        effect: ClaimEffect,
-        reporter: &mut Reporter,
-    ) -> Result<Option<Job<Done>>, Error> {
-        self.carry_out_effect(effect, reporter)
-    }
-
-    fn finish(
-        &mut self,
-        done: Done,
-        engine: &mut ClaimEngine,
-        now: Duration,
-        reporter: &mut Reporter,
-    ) -> Result<(), Error> {
-        let outcome = match done {
-            Done::Claimed { claim, store, rows } => {
-                match rows.is_empty() {
-                    true => self.free.push(store),
-                    false => _ = self.claims.insert(claim, store),
-                }
-                let rows: Result<Vec<_>, _> =
-                    rows.iter().map(|row| self.rows.scanned(row)).collect();
-                ClaimOutcome::Claimed(rows?)
-            }
-            Done::NotClaimed { store } => {
-                self.free.push(store);
-                ClaimOutcome::NotClaimed
-            }
-            Done::GaveBack { store, marked } => {
-                self.free.push(store);
-                ClaimOutcome::GaveBack { marked }
-            }
-            Done::MadeUp { store, found } => {
-                self.free.push(store);
-                if let Some(stuck) = found {
-                    reporter.stuck(stuck);
-                }
-                return Ok(());
-            }
-            Done::Compared { store, found } => {
-                self.free.push(store);
-                reporter.compared(found);
-                return Ok(());
-            }
-            Done::Outcome(outcome) => outcome,
-            Done::Nothing => return Ok(()),
-        };
-        if let ClaimOutcome::TailFailed(why) | ClaimOutcome::LookFailed(why) = &outcome {
-            warn!(error = why, "the stream does not answer, trying again");
-        }
-        if let ClaimOutcome::Tail(tail) | ClaimOutcome::Looked(tail) = &outcome {
-            self.last_event = LastEvent::later(tail.last, self.last_event);
-        }
-        engine.outcome(now, outcome);
-        Ok(())
-    }
-
-    /// After a pause of the process the claims may be somebody else's, which each message has to
-    /// know.
-    fn next_send(engine: &mut ClaimEngine, started: Instant) -> Option<Send<'_>> {
-        engine.next_send(started.elapsed())
-    }
-
-    fn tick(&mut self, engine: &mut ClaimEngine, now: Duration) -> Result<(), Error> {
+    /// Whether the connections are there, and one of them has no claim.
+    pub(super) fn look(&self) -> Result<Seen, Error> {
         if self.claims.values().chain(&self.free).any(|it| it.is_closed()) {
             return Err(Error::Stalled("the server closed a connection for claims"));
         }
-        engine.tick(now, !self.free.is_empty());
-        Ok(())
+        Ok(Seen { silence: Duration::ZERO, has_free: !self.free.is_empty() })
     }
 
-    fn watch_history(&mut self, now: Duration) -> Option<Job<Done>> {
+    /// Keeps the connection of a claim.
+    pub(super) fn claimed(
+        &mut self,
+        claim: u32,
+        store: Arc<sql::Rows>,
+        rows: &[ScannedRow],
+    ) -> Result<ClaimsInput, Error> {
+        match rows.is_empty() {
+            true => self.free.push(store),
+            false => _ = self.claims.insert(claim, store),
+        }
+        let rows: Result<Vec<_>, _> = rows.iter().map(|row| self.rows.scanned(row)).collect();
+        Ok(ClaimsInput::Claimed(rows?))
+    }
+
+    /// A connection has no claim any more.
+    pub(super) fn free(&mut self, store: Arc<sql::Rows>) {
+        self.free.push(store);
+    }
+
+    pub(super) fn watch_history(&mut self, now: Duration) -> Option<Job> {
         // Only where no claim needs the connection.
         if self.free.is_empty() || !self.history.is_due(now) {
             return None;
@@ -212,18 +162,8 @@ impl Source for Polling {
         let stream = self.config.stream.name.clone();
         Some(claim_jobs::job(async move {
             let found = history_watch::compare(&store, &tail, &stream).await?;
-            Ok(Done::Compared { store, found })
+            Ok(Done::Freed(store, Done::Compared(found).into()))
         }))
-    }
-
-    async fn close(self, engine: &ClaimEngine) -> Result<Ended, Error> {
-        info!(unresolved = engine.figures().publishing.unresolved(), "stopped");
-        Ok(Ended::Stopped)
-    }
-
-    /// The claims end with their connections.
-    async fn fail(self, _: &Error) -> Result<(), Error> {
-        Ok(())
     }
 }
 

@@ -1,11 +1,10 @@
 //! The log as a source: a slot brings what is committed, and is told how far everything is resolved.
 
 mod awaited_slot;
-mod effects;
 mod jobs;
+mod log_effects;
 mod log_stream;
 mod mark_jobs;
-mod notices;
 mod open;
 mod replay_jobs;
 mod replay_source;
@@ -13,27 +12,25 @@ mod scan_jobs;
 mod wal_reader;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use async_nats::Client;
 use pgoutput::Lsn;
-use servers::NatsLink;
-use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
 use self::awaited_slot::AwaitedSlot;
-use self::jobs::Done;
+use self::jobs::{Owner, long_job};
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
-use self::replay_source::OpenReplay;
+pub(super) use self::open::{open, start};
+pub(crate) use self::replay_source::{OpenReplay, Page};
 use super::history_watch::{self, HistoryWatch};
-use super::{Ended, Job, Opened, Source};
+use super::{Done, Ended, Job};
 use crate::config::Config;
-use crate::engine::{Decides, Effect, Engine, Input, LastEvent, Outcome, Send};
+use crate::engine::{BooksInput, Engine, LastEvent, LogInput, MarkingInput, RowsEffect, Seen};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
-use crate::postgres::{self, Opening, answered};
+use crate::postgres::{self, Store, answered};
 use crate::reporter::Reporter;
 
 /// How long the last thing that a stop writes may take.
@@ -92,124 +89,34 @@ pub(crate) struct Replication {
     replay: Option<OpenReplay>,
     history: HistoryWatch,
     /// The last event that this session knows to be stored.
-    last_event: Option<LastEvent>,
+    pub(super) last_event: Option<LastEvent>,
 }
 
-impl Source for Replication {
-    type Engine = Engine;
-    type Done = Done;
-
-    async fn open(
-        config: &Arc<Config>,
-        opening: &Opening,
-        client: &Client,
-        link: watch::Receiver<NatsLink>,
-        once: bool,
-        unfenced: Option<String>,
-    ) -> Result<Opened<Self>, Error> {
-        Box::pin(open::open(config, opening, client, link, once, unfenced)).await
+impl Replication {
+    pub(super) fn config(&self) -> &Config {
+        &self.config
     }
 
-    fn timeline(&self) -> Option<u32> {
-        Some(self.slot.timeline)
+    pub(super) fn timeline(&self) -> u32 {
+        self.slot.timeline
     }
 
-    async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
+    /// Cancel safe: what is taken is appended.
+    pub(super) async fn receive(&mut self, into: &mut Vec<LogInput>) -> Result<(), Error> {
         match &mut self.log {
             Log::Read(log) => log.receive(into).await,
             Log::Awaited(_) => std::future::pending().await,
         }
     }
 
-    fn watch_connections(&self, engine: &mut Engine, now: Duration) {
+    pub(super) fn watch_connections(&self, engine: &mut Engine, now: Duration) {
         if self.marks.second.as_ref().is_some_and(|it| it.is_closed()) {
-            engine.outcome(now, Outcome::SecondWriterBroke);
+            engine.apply(now, MarkingInput::SecondWriterBroke);
         }
     }
 
-    fn carry_out(
-        &mut self,
-        effect: Effect,
-        reporter: &mut Reporter,
-    ) -> Result<Option<Job<Done>>, Error> {
-        self.carry_out_effect(effect, reporter)
-    }
-
-    fn finish(
-        &mut self,
-        done: Done,
-        engine: &mut Engine,
-        now: Duration,
-        reporter: &mut Reporter,
-    ) -> Result<(), Error> {
-        let outcome = match done {
-            Done::Nothing => return Ok(()),
-            Done::Compared(found) => {
-                reporter.compared(found);
-                return Ok(());
-            }
-            Done::Asked(held_back) => {
-                if let Some(what) = held_back {
-                    // It lives.
-                    if let Log::Read(log) = &mut self.log {
-                        log.listen_anew();
-                    }
-                    reporter.held_back(what);
-                }
-                return Ok(());
-            }
-            Done::Stuck(found) => {
-                let owed = found.as_ref().map(|it| it.owed);
-                if let Some(stuck) = found {
-                    reporter.stuck(stuck);
-                }
-                Outcome::Owed(owed)
-            }
-            Done::SecondWriter(store) => {
-                self.marks.second = store;
-                let is_open = self.marks.second.is_some();
-                if is_open {
-                    let waiting = engine.marks_waiting();
-                    info!(waiting, "marks are late: writing them over a second connection too");
-                }
-                Outcome::SecondWriter(is_open)
-            }
-            Done::Unmarked(found) => Outcome::Unmarked(found.map(|(found, look)| {
-                self.marks.look = look;
-                found
-            })),
-            Done::Scanned(scanned) => self.scanned(scanned)?,
-            Done::SlotMade(store) => {
-                self.log.awaited()?.made(store);
-                Outcome::SlotMade
-            }
-            Done::Replaying(begun) => {
-                let (start, source) = *begun;
-                self.replay = Some(source);
-                Outcome::ReplayBegun(Some(start))
-            }
-            Done::ReplayRead(of, page) => self.replay_page(of, page),
-            Done::Outcome(outcome) => outcome,
-        };
-        let mut failed = None;
-        if let Outcome::TailFailed(why) = &outcome {
-            failed = Some(why.clone());
-        }
-        self.last_event = LastEvent::later(outcome.last_event(), self.last_event);
-        engine.outcome(now, outcome);
-        if let Some(why) = failed {
-            let wait = engine.publishing().breaker().1.unwrap_or_default();
-            warn!(error = why, "the stream does not answer, trying again in {wait:.1?}");
-            reporter.trouble(why);
-        }
-        Ok(())
-    }
-
-    fn next_send(engine: &mut Engine, _: Instant) -> Option<Send<'_>> {
-        engine.next_send()
-    }
-
-    fn tick(&mut self, engine: &mut Engine, now: Duration) -> Result<(), Error> {
+    /// Whether the servers are there. While the engine wants nothing of the log, that is not silent.
+    pub(super) fn look(&mut self, wants_log: bool) -> Result<Seen, Error> {
         if self.books.is_closed() || self.rows.is_closed() || self.marks.first.is_closed() {
             // Also how a server that shuts down is noticed: it ends these connections at once, but
             // waits for the replication connection for as long as that has something unconfirmed.
@@ -217,29 +124,76 @@ impl Source for Replication {
         }
         let silence = match &mut self.log {
             Log::Read(log) => {
-                if !engine.wants_log() {
+                if !wants_log {
                     log.listen_anew();
                 }
                 log.last_heard().elapsed()
             }
             Log::Awaited(_) => Duration::ZERO, // whoever awaits it watches the server
         };
-        engine.tick(now, silence);
-        Ok(())
+        Ok(Seen { silence, has_free: true })
     }
 
-    fn watch_history(&mut self, now: Duration) -> Option<Job<Done>> {
+    /// A server that fell silent lives.
+    pub(super) fn lives(&mut self) {
+        match &mut self.log {
+            Log::Read(log) => log.listen_anew(),
+            Log::Awaited(_) => {}
+        }
+    }
+
+    /// Keeps the connection over which the slot is locked.
+    pub(super) fn slot_made(&mut self, store: Box<Store>) -> Result<BooksInput, Error> {
+        self.log.awaited()?.made(store);
+        Ok(BooksInput::SlotMade)
+    }
+
+    /// What the slot that is made waits for.
+    pub(super) fn tell_waits(&self, reporter: &mut Reporter) {
+        match &self.log {
+            Log::Read(_) => {}
+            Log::Awaited(slot) => reporter.waiting(slot.waits_for()),
+        }
+    }
+
+    fn reader(&self) -> SlotReader {
+        SlotReader { slot: self.config.slot.clone(), pid: self.slot.reader }
+    }
+
+    /// Nobody claims rows: each is reached over one connection.
+    pub(super) fn rows_job(&self, effect: RowsEffect) -> Job {
+        let rows = Arc::clone(&self.rows);
+        match effect {
+            RowsEffect::Park { batch, .. } => jobs::park(rows, self.reader(), batch),
+            RowsEffect::NoteFailure { id, reason, pause, .. } => {
+                jobs::note_failure(rows, id, reason, pause)
+            }
+            RowsEffect::MakeUpForMarks => jobs::make_up_for_marks(rows),
+        }
+    }
+
+    pub(super) fn read_tail(&self, from: u64, delay: Duration) -> Job {
+        let owner = Owner { books: Arc::clone(&self.books), reader: self.reader() };
+        let known = (self.slot.system_id, self.last_event);
+        jobs::read_tail(self.tail.clone(), owner, from, known, delay)
+    }
+
+    pub(super) fn tail(&self) -> TailReader {
+        self.tail.clone()
+    }
+
+    pub(super) fn watch_history(&mut self, now: Duration) -> Option<Job> {
         if !self.history.is_due(now) {
             return None;
         }
         let (rows, tail) = (Arc::clone(&self.rows), self.tail.clone());
         let stream = self.config.stream.name.clone();
-        Some(jobs::long_job(async move {
+        Some(long_job(async move {
             history_watch::compare(&rows, &tail, &stream).await.map(Done::Compared)
         }))
     }
 
-    async fn close(self, engine: &Engine) -> Result<Ended, Error> {
+    pub(super) async fn close(self, engine: &Engine) -> Result<Ended, Error> {
         let log = match self.log {
             Log::Read(log) => log,
             Log::Awaited(slot) if slot.is_made() => return Ok(Ended::SlotIsThere),
@@ -247,7 +201,9 @@ impl Source for Replication {
         };
         let (slot, before) = (&self.config.slot, self.slot.confirmed);
         let reader = SlotReader { slot: slot.clone(), pid: self.slot.reader };
-        let (confirmed, place) = engine.last_position(before);
+        let Some((confirmed, place)) = engine.last_position(before) else {
+            return Err(Error::bug("an engine over the log has no position"));
+        };
         // What the jobs left on the same connection is executed before.
         let stored = async {
             let (stream, end) = (&self.config.stream.name, engine.publishing().last_seq());
@@ -272,7 +228,7 @@ impl Source for Replication {
         Ok(Ended::Stopped)
     }
 
-    async fn fail(self, error: &Error) -> Result<(), Error> {
+    pub(super) async fn fail(self, error: &Error) -> Result<(), Error> {
         let (config, books) = (Arc::clone(&self.config), Arc::clone(&self.books));
         drop(self); // whoever takes the slot over waits for that
         if let Error::Unusable { .. } = error {

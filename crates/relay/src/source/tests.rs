@@ -1,7 +1,6 @@
-//! What the tests of both shells share: servers, an outbox with rows, and what shows that an effect was
+//! What the tests of both sources share: servers, an outbox with rows, and what shows that an effect was
 //! carried out.
 
-use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,9 +17,9 @@ use uuid::Uuid;
 
 use super::*;
 use crate::config::{Config, Mode};
-use crate::engine::{About, Dead, Ignored, Notice, Replayed, Resolved, Send, SlotNotice};
+use crate::engine::{About, Dead, Effect, Ignored, Notice, Replayed, Resolved, Send, SlotNotice};
 use crate::postgres::Opening;
-use crate::reporter::Reports;
+use crate::reporter::{Reporter, Reports};
 use crate::status::{Role, SlotStatus, Status};
 
 pub(super) const MARKED: &str = "SELECT count(published_at) FROM outbox_events";
@@ -105,7 +104,7 @@ pub(super) fn notice_after(last: Option<&Notice>) -> Option<Notice> {
 }
 
 /// By what it shows that an effect was carried out.
-pub(super) enum Sign<Done> {
+pub(super) enum Sign {
     /// PostgreSQL gives another answer to this.
     Changes(&'static str),
     /// Its job brings this.
@@ -156,8 +155,8 @@ async fn set_up(config: &Config, postgres: String, nats: &str) {
     Box::pin(operate::setup(&made, operate::Storage::default())).await.unwrap();
 }
 
-pub(super) struct Shell<S: Source> {
-    pub(super) source: S,
+pub(super) struct Shell {
+    pub(super) source: Source,
     pub(super) sql: tokio_postgres::Client,
     reporter: Reporter,
     status: watch::Receiver<Status>,
@@ -168,7 +167,7 @@ pub(super) struct Shell<S: Source> {
     _servers: (Postgres, Nats),
 }
 
-impl<S: Source> Shell<S> {
+impl Shell {
     /// `adjust` changes the configuration before anything is made by it.
     pub(super) async fn open(adjust: fn(&mut Config)) -> Self {
         let log = Log::default();
@@ -187,7 +186,7 @@ impl<S: Source> Shell<S> {
         let config = Arc::new(config);
         let (client, link) = config.nats.connect_watched("tailpost").await.unwrap();
         let opening = Opening::unobserved(&config);
-        let opened = S::open(&config, &opening, &client, link, false, None).await.unwrap();
+        let opened = Source::open(&config, &opening, &client, link, false, None).await.unwrap();
         let spans = Arc::new(AtomicUsize::new(0));
         let ended = Arc::clone(&spans);
         let (sender, status) = watch::channel(Status::default());
@@ -232,7 +231,7 @@ impl<S: Source> Shell<S> {
     }
 
     /// What is seen where the sign is expected.
-    async fn look(&self, sign: &Sign<S::Done>) -> String {
+    async fn look(&self, sign: &Sign) -> String {
         match sign {
             Sign::Changes(sql) => self.ask(sql).await,
             Sign::Logged => self.log.0.load(Ordering::Relaxed).to_string(),
@@ -249,46 +248,35 @@ impl<S: Source> Shell<S> {
     }
 
     /// Panics unless the effect does what the sign says.
-    pub(super) async fn carry_out(
-        &mut self,
-        effect: <S::Engine as Decides>::Effect,
-        sign: Sign<S::Done>,
-    ) -> Option<S::Done>
-    where
-        <S::Engine as Decides>::Effect: Debug,
-    {
+    pub(super) async fn carry_out(&mut self, effect: Effect, sign: Sign) -> Done {
         let what = format!("{effect:?}");
         let seen = timeout(Duration::from_secs(10), self.try_out(effect, sign)).await;
         seen.unwrap_or_else(|_| panic!("nothing came of {what}"))
             .unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
-    async fn try_out(
-        &mut self,
-        effect: <S::Engine as Decides>::Effect,
-        sign: Sign<S::Done>,
-    ) -> Result<Option<S::Done>, String> {
+    async fn try_out(&mut self, effect: Effect, sign: Sign) -> Result<Done, String> {
         if let Sign::IsBug = &sign {
             let (source, reporter) = (&mut self.source, &mut self.reporter);
             let ended = catch_unwind(AssertUnwindSafe(|| source.carry_out(effect, reporter)));
             let is_bug = ended.map_or(true, |it| matches!(it, Err(Error::Bug(_))));
-            return if is_bug { Ok(None) } else { Err("it is taken for no bug".into()) };
+            return if is_bug { Ok(Done::Nothing) } else { Err("it is taken for no bug".into()) };
         }
         if let Sign::EndsSpan = &sign {
             self.send_copy();
         }
         let before = self.look(&sign).await;
         let job = match (self.source.carry_out(effect, &mut self.reporter), &sign) {
-            (Err(error), Sign::Ends(is_meant)) if is_meant(&error) => return Ok(None),
+            (Err(error), Sign::Ends(is_meant)) if is_meant(&error) => return Ok(Done::Nothing),
             (job, _) => job.map_err(|error| crate::describe(&error))?,
         };
         let done = match job {
-            Some(job) => Some(job.await.map_err(|error| crate::describe(&error))?),
-            None => None,
+            Some(job) => job.await.map_err(|error| crate::describe(&error))?,
+            None => Done::Nothing,
         };
         self.reporter.role(Role::Active);
         match &sign {
-            Sign::Brings(is_meant) if done.as_ref().is_some_and(is_meant) => {}
+            Sign::Brings(is_meant) if is_meant(&done) => {}
             Sign::Brings(_) => return Err("it brings something else".into()),
             Sign::Ends(_) | Sign::IsBug => return Err("the session goes on".into()),
             Sign::Changes(_)

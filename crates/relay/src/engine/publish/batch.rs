@@ -8,7 +8,8 @@
 //! batch swallows.
 
 use super::Publishing;
-use crate::engine::messages::{Mode, Part, Refusal};
+use crate::engine::input::Refusal;
+use crate::engine::messages::{Mode, Part};
 use crate::engine::window::Stage;
 
 /// What was sent under one batch id.

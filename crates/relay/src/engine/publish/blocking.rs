@@ -11,12 +11,14 @@
 //! What is no event is parked at once, wherever it comes: no aggregate waits for what anybody can write.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use outbox::Event;
 use uuid::Uuid;
 
 use super::Publishing;
-use crate::engine::messages::{Blocked, Dead, Mode, Request};
+use crate::engine::messages::{Blocked, Dead, Mode};
+use crate::engine::request::Request;
 use crate::engine::window::{Origin, Stage, Unpublished};
 use crate::status::DeadLetterReason;
 
@@ -80,9 +82,10 @@ impl Publishing {
         !self.blocks.is_empty()
     }
 
-    /// The aggregates that are blocked from now on, whatever was blocked before. Only right while
+    /// The aggregates that are blocked from now on, as the table has it, whatever was blocked before. Only right while
     /// the window is empty and the log is held.
-    pub(super) fn block_these(&mut self, blocked: Vec<Blocked>) {
+    pub(crate) fn block_these(&mut self, now: Duration, blocked: Vec<Blocked>) {
+        self.now = now;
         self.blocks.replace(blocked, self.window.end());
     }
 

@@ -1,10 +1,15 @@
 //! What the log and the scanner bring.
 
+use std::time::Duration;
+
 use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::{Publishing, ScanBatch};
-use crate::engine::messages::{Ignored, Mode, Request, Resolved};
+use crate::engine::messages::Ignored;
+use crate::engine::messages::{Mode, Resolved};
+use crate::engine::notice::Notice;
+use crate::engine::request::Request;
 use crate::engine::window::{LastPosition, Origin, Outgoing, Tried, Unpublished};
 use crate::status::DeadLetterReason;
 
@@ -31,11 +36,14 @@ impl Publishing {
     pub(super) fn ignore(&mut self, why: Ignored) {
         self.figures.counts.ignored += 1;
         if self.log.ignore(why) {
-            self.output.requests.push_back(Request::TellIgnored(why));
+            self.output.requests.push_back(Request::Tell(Notice::IgnoringMessages { why }));
         }
     }
 
-    pub(super) fn scanned(&mut self, number: u32, rows: Vec<Outgoing>) {
+    /// A batch of rows that the log does not bring, in the order in which they are to be published.
+    /// Its number is told by the [`Origin`] of what is resolved.
+    pub(crate) fn scanned(&mut self, now: Duration, number: u32, rows: Vec<Outgoing>) {
+        self.now = now;
         let (outstanding, logged_before) = (rows.len(), self.log.logged());
         self.scans.push_back(ScanBatch { number, outstanding, logged_before });
         for outgoing in rows {

@@ -65,7 +65,9 @@ impl Publishing {
         self.window.unresolved() == self.copies.unresolved
     }
 
-    pub(super) fn replayed(&mut self, outgoing: Outgoing) {
+    /// An event that is published once more.
+    pub(crate) fn replayed(&mut self, now: Duration, outgoing: Outgoing) {
+        self.now = now;
         if outgoing.subject == Err(Unpublished::Dropped) {
             let reason = "a route drops it".to_owned();
             return self.copies.failed.push((outgoing.event.id, reason));

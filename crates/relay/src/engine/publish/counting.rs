@@ -15,7 +15,9 @@ use std::collections::HashSet;
 use pgoutput::Lsn;
 
 use super::Publishing;
-use crate::engine::messages::{Mode, NotedPlace, Request};
+use crate::engine::messages::{Mode, NotedPlace};
+use crate::engine::notice::Notice;
+use crate::engine::request::Request;
 use crate::engine::tail_messages::Tail;
 use crate::engine::window::{Origin, Stage};
 use crate::engine::written_down::{Place, WrittenDown};
@@ -242,7 +244,7 @@ impl Publishing {
         }
         let is_uncertain = self.counted.counting.as_ref().is_some_and(|it| it.uncertain > 0);
         if was_certain && is_uncertain {
-            self.output.requests.push_back(Request::TellUncounted);
+            self.output.requests.push_back(Request::Tell(Notice::Uncounted));
         }
         if !self.window.has_room(self.settings.limits) {
             self.believe_count(); // nothing comes any more that could contradict it
@@ -264,7 +266,8 @@ impl Publishing {
         if let Some(Counting { counted, uncertain, .. }) = self.counted.counting.take()
             && counted + uncertain > 0
         {
-            self.output.requests.push_back(Request::TellCount { counted, uncertain });
+            let notice = Notice::Counted { counted, uncertain };
+            self.output.requests.push_back(Request::Tell(notice));
         }
     }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use crate::engine::messages::{Counts, Request, Resolved};
+use crate::engine::messages::{Counts, Resolved};
+use crate::engine::request::Request;
 use crate::engine::window::Limits;
 use crate::latency::Latency;
 

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Publishing;
-use crate::engine::messages::{Mode, Refusal, Request};
+use crate::engine::effect::End;
+use crate::engine::input::Refusal;
+use crate::engine::messages::Mode;
+use crate::engine::notice::Notice;
+use crate::engine::request::Request;
 use crate::engine::window::Stage;
 use crate::status::DeadLetterReason;
 
@@ -61,7 +65,7 @@ impl Publishing {
     pub(super) fn stranger(&mut self, why: String) {
         self.refusals.strangers += 1;
         if self.refusals.strangers == 1 {
-            self.output.requests.push_back(Request::TellStranger(why));
+            self.output.requests.push_back(Request::Tell(Notice::Stranger { why }));
         }
     }
 
@@ -164,13 +168,13 @@ impl Publishing {
                     self.refusals.without_batches += u32::from(!is_batch);
                     is_batch = true;
                     if refuses_batches || self.refusals.without_batches >= TIMES {
-                        self.output.requests.push_back(Request::LeaveFence(why));
+                        self.output.requests.push_back(Request::End(End::LeaveFence(why)));
                     }
                     continue;
                 }
                 (_, ..TIMES) => {}
                 (Refusal::Configuration(_), _) => {
-                    self.output.requests.push_back(Request::Stop(why));
+                    self.output.requests.push_back(Request::End(End::Refused(why)));
                 }
                 (Refusal::Message(_) | Refusal::OverLimit(_) | Refusal::Unwelcome(_), _) => {
                     self.park(index, why, DeadLetterReason::Refused);

@@ -10,7 +10,10 @@ use uuid::Uuid;
 use super::Publishing;
 use super::link::{Link, Reading};
 use super::stream_end::StreamEnd;
-use crate::engine::messages::{Mode, Request};
+use crate::engine::effect::End;
+use crate::engine::messages::Mode;
+use crate::engine::notice::Notice;
+use crate::engine::request::Request;
 use crate::engine::tail_messages::{Seen, Tail};
 use crate::engine::window::{Entry, Stage};
 
@@ -81,7 +84,7 @@ impl Publishing {
 
     pub(super) fn tail(&mut self, tail: Tail) {
         if tail.has_grown && !tail.is_another {
-            return self.output.requests.push_back(Request::StreamIsShorter);
+            return self.output.requests.push_back(Request::End(End::StreamIsShorter));
         }
         let known = self.stream.known_seq().max(tail.known_seq);
         let known = if tail.is_another { 0 } else { known };
@@ -89,7 +92,7 @@ impl Publishing {
             Reading::Counts => {}
             Reading::TooEarly => return self.read_tail(Duration::ZERO),
             Reading::Shorter => {
-                return self.output.requests.push_back(Request::StreamIsShorter);
+                return self.output.requests.push_back(Request::End(End::StreamIsShorter));
             }
         }
         if tail.is_another {
@@ -146,8 +149,10 @@ impl Publishing {
         }
     }
 
-    /// Takes in the stream's end as it is while the session goes on.
-    pub(super) fn looked(&mut self, tail: Tail) {
+    /// Takes in the stream's end as it is while the session goes on, read back far enough to hold what
+    /// the scanner may bring again: before its first batch.
+    pub(crate) fn looked(&mut self, now: Duration, tail: Tail) {
+        self.now = now;
         // Whoever had the slot before may have stored something since the session began.
         // What was sent since the tail was read counts as well.
         if self.stream.in_flight() == 0 && !self.is_batch_open() {
@@ -179,9 +184,9 @@ impl Publishing {
         let resyncs = self.link.saw_foreign(self.now);
         if !self.settings.stays_fenced && resyncs > FOREIGN_RESYNCS_MAX {
             let why = "others keep writing to the stream: give the relay one of its own".into();
-            self.output.requests.push_back(Request::LeaveFence(why));
+            self.output.requests.push_back(Request::End(End::LeaveFence(why)));
         } else if resyncs == FOREIGN_RESYNCS_MAX + 1 {
-            self.output.requests.push_back(Request::TellStaysFenced);
+            self.output.requests.push_back(Request::Tell(Notice::StaysFenced));
         }
     }
 

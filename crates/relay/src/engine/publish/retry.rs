@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::{Entry, Publishing, Refusal};
 use crate::engine::backoff;
-use crate::engine::messages::{Mode, Request};
+use crate::engine::messages::Mode;
+use crate::engine::request::Request;
 use crate::engine::window::{Origin, Stage, Tried};
 use crate::status::DeadLetterReason;
 

@@ -10,7 +10,8 @@ use pgoutput::Lsn;
 use super::Publishing;
 use crate::engine::window::Tried;
 use crate::engine::{
-    Input, Limits, Mode, Outgoing, Part, Refusal, Request, Start, Tail, TailMessage, Unpublished,
+    BrokerInput, End, Limits, LogInput, Mode, Outgoing, Part, Refusal, Request, Start, Tail,
+    TailMessage, Unpublished,
 };
 
 fn fenced() -> Publishing {
@@ -43,9 +44,9 @@ fn log(state: &mut Publishing, events: usize) {
     for _ in 0..events {
         let mut event = Event::new("t", "a", "e", &0).expect("valid");
         event.payload = Bytes::from_static(b"{}");
-        state.apply(
+        state.read(
             Duration::ZERO,
-            Input::Logged(Outgoing {
+            LogInput::Logged(Outgoing {
                 event,
                 subject: Ok("s".into()),
                 seq: None,
@@ -66,7 +67,7 @@ fn ack(state: &mut Publishing, index: u64) {
 }
 
 fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
-    state.apply(now, Input::Acked { epoch: 0, index, seq: index + 1, is_duplicate: false });
+    state.heard(now, BrokerInput::Acked { epoch: 0, index, seq: index + 1, is_duplicate: false });
 }
 
 /// The stream has come back without its end, and nobody has looked since.
@@ -76,7 +77,7 @@ fn a_sequence_that_was_given_out_before_leads_to_a_reading_of_the_tail() {
         let mut state = start_on(Tail::ending_at(5));
         log(&mut state, 1);
         send_all(&mut state);
-        state.apply(Duration::ZERO, Input::Acked { epoch: 0, index: 0, seq, is_duplicate });
+        state.heard(Duration::ZERO, BrokerInput::Acked { epoch: 0, index: 0, seq, is_duplicate });
         assert_eq!(state.counts().resyncs, resyncs, "duplicate: {is_duplicate}");
         assert_eq!(state.counts().duplicates, u64::from(is_duplicate), "sequence {seq}");
         assert_eq!(state.unresolved(), usize::from(!is_duplicate));
@@ -91,14 +92,14 @@ fn a_later_look_of_the_scanner_does_not_disturb_what_is_on_its_way() {
     ack(&mut state, 0);
     assert_eq!(send_all(&mut state), 19);
     // Read while the stream had ten messages; the twentieth is on its way.
-    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
-    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 19, seq: 20 });
+    state.looked(Duration::ZERO, Tail::ending_at(10));
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 19, seq: 20 });
     log(&mut state, 1);
     assert_eq!(state.next_send().and_then(|send| send.expected), Some(20));
     ack(&mut state, 20);
 
     // Read before these, applied when they had been answered.
-    state.apply(Duration::ZERO, Input::Seen(Tail::ending_at(10)));
+    state.looked(Duration::ZERO, Tail::ending_at(10));
     log(&mut state, 1);
     assert_eq!(state.next_send().and_then(|send| send.expected), Some(21));
 }
@@ -113,7 +114,7 @@ fn one_lost_answer_is_missed_although_others_come() {
     for index in 2..50 {
         let now = Duration::from_millis(100 * index);
         log(&mut state, 1);
-        state.apply(now, Input::Tick);
+        state.tick(now);
         if let Some(request) = state.next_request() {
             assert!(matches!(request, Request::ReadTail { .. }), "{request:?}");
             assert!(now >= Duration::from_secs(1), "asked too early: {now:?}");
@@ -135,7 +136,7 @@ fn copies_say_until_when_they_rest_behind_a_new_event() {
     ack_at(&mut state, millis(1), 0);
     assert!(state.has_room_to_replay(millis(1)));
     let copy = Outgoing { subject: Ok("s".into()), ..dropped() };
-    state.apply(millis(1), Input::Replayed(copy));
+    state.replayed(millis(1), copy);
     assert_eq!(send_all(&mut state), 1);
     ack_at(&mut state, millis(4), 1);
     let until = state.copies_rest_until(millis(5)).expect("a rest");
@@ -161,11 +162,11 @@ fn dropped() -> Outgoing {
 fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
     let mut state = fenced();
     let (commit_lsn, end_lsn) = (Lsn(10), Lsn(20));
-    state.apply(Duration::ZERO, Input::Begin { commit_lsn, commit_time_micros: 0 });
+    state.read(Duration::ZERO, LogInput::Begin { commit_lsn, commit_time_micros: 0 });
     let event = dropped();
     let id = event.event.id;
-    state.apply(Duration::ZERO, Input::Logged(event));
-    state.apply(Duration::ZERO, Input::Commit { end_lsn });
+    state.read(Duration::ZERO, LogInput::Logged(event));
+    state.read(Duration::ZERO, LogInput::Commit { end_lsn });
     assert_eq!((state.confirmed(), state.is_idle(), state.has_send()), (end_lsn, true, false));
     let resolved = state.take_resolved();
     assert_eq!(resolved.iter().map(|it| (it.id, it.seq)).collect::<Vec<_>>(), [(id, None)]);
@@ -176,8 +177,8 @@ fn a_dropped_event_is_resolved_at_once_and_waits_for_nobody() {
 fn a_dropped_event_passes_no_mark_of_confirmation_over_one_that_is_on_its_way() {
     let mut state = fenced();
     log(&mut state, 1);
-    state.apply(Duration::ZERO, Input::Logged(dropped()));
-    state.apply(Duration::ZERO, Input::Commit { end_lsn: Lsn(20) });
+    state.read(Duration::ZERO, LogInput::Logged(dropped()));
+    state.read(Duration::ZERO, LogInput::Commit { end_lsn: Lsn(20) });
     assert_eq!(send_all(&mut state), 1);
     assert_eq!(state.confirmed(), Lsn::ZERO);
     ack(&mut state, 0);
@@ -199,7 +200,7 @@ fn an_event_published_before_its_route_came_is_not_said_to_be_dropped() {
     let mut tail = Tail::ending_at(7);
     tail.add(1, [message]);
     let mut state = start_on(tail);
-    state.apply(Duration::ZERO, Input::Logged(event));
+    state.read(Duration::ZERO, LogInput::Logged(event));
     let resolved = state.take_resolved();
     assert_eq!(resolved.iter().map(|it| it.seq).collect::<Vec<_>>(), [Some(7)]);
     assert_eq!((state.counts().found, state.counts().dropped), (1, 0));
@@ -233,9 +234,9 @@ fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
     assert_eq!(parts(&mut state), [part(1, 1, false), part(1, 2, false), part(1, 3, true)]);
     log(&mut state, 2);
     assert!(!state.has_send(), "a batch is on its way");
-    state.apply(Duration::ZERO, Input::Stored { batch: 1, count: 2 });
+    state.heard(Duration::ZERO, BrokerInput::Stored { batch: 1, count: 2 });
     assert!(!state.has_send(), "a part of it is");
-    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 3, seq: 4 });
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 3, seq: 4 });
     assert_eq!(resolved(&mut state), [1, 2, 3, 4]);
     assert_eq!(parts(&mut state), [part(2, 1, false), part(2, 2, true)]);
 }
@@ -245,7 +246,7 @@ fn a_batch_that_ends_early_is_looked_up() {
     let mut state = batching(3);
     parts(&mut state);
     resolved(&mut state);
-    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 3 });
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 2, seq: 3 });
     assert_eq!(resolved(&mut state), [2, 3]);
     let request = state.next_request();
     assert!(matches!(request, Some(Request::ReadTail { from: 2, .. })), "{request:?}");
@@ -256,12 +257,15 @@ fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
     let mut state = batching(2);
     parts(&mut state);
     resolved(&mut state);
-    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 2, seq: 2 });
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 2, seq: 2 });
     assert_eq!(resolved(&mut state), [] as [u64; 0], "one of the two is somewhere else");
     assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
-    state.apply(Duration::ZERO, Input::Tail(Tail::ending_at(2)));
+    state.heard(Duration::ZERO, BrokerInput::Tail(Tail::ending_at(2)));
     assert_eq!(parts(&mut state), [None], "its answer tells where");
-    state.apply(Duration::ZERO, Input::Acked { epoch: 1, index: 1, seq: 1, is_duplicate: true });
+    state.heard(
+        Duration::ZERO,
+        BrokerInput::Acked { epoch: 1, index: 1, seq: 1, is_duplicate: true },
+    );
     assert_eq!(resolved(&mut state), [1]);
     let send = state.next_send().expect("the other one");
     assert_eq!(send.expected, Some(2), "the duplicate took no place");
@@ -272,13 +276,13 @@ fn a_batch_whose_last_message_did_not_leave_is_ended() {
     let mut state = batching(2);
     parts(&mut state);
     let refusal = Refusal::Message("too large".to_owned());
-    state.apply(Duration::ZERO, Input::Unsendable { index: 2, refusal });
+    state.heard(Duration::ZERO, BrokerInput::Unsendable { index: 2, refusal });
     assert!(state.has_send());
     assert_eq!(parts(&mut state), []);
     assert_eq!(state.next_end(), part(1, 2, true));
     assert_eq!(state.next_end(), None);
     resolved(&mut state);
-    state.apply(Duration::ZERO, Input::Ended { batch: 1, count: 1, seq: 2 });
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 1, seq: 2 });
     assert_eq!(resolved(&mut state), [2]);
     assert!(!matches!(state.next_request(), Some(Request::ReadTail { .. })));
 }
@@ -288,12 +292,12 @@ fn a_broker_that_takes_no_batches_ends_the_session() {
     let mut state = batching(3);
     parts(&mut state);
     let refusal = Refusal::NoBatches("disabled".into());
-    state.apply(Duration::ZERO, Input::Broken { batch: 1, number: 1, refusal });
+    state.heard(Duration::ZERO, BrokerInput::Broken { batch: 1, number: 1, refusal });
     assert_eq!(reads_of_the_tail(&mut state), 1, "anybody may say so");
     let tail = Tail { refuses_batches: true, ..Tail::ending_at(1) };
-    state.apply(state.now, Input::Tail(tail));
+    state.heard(state.now, BrokerInput::Tail(tail));
     let request = state.next_request();
-    assert!(matches!(request, Some(Request::LeaveFence(_))), "{request:?}");
+    assert!(matches!(request, Some(Request::End(End::LeaveFence(_)))), "{request:?}");
 }
 
 /// Whether fenced mode is left when another message is always in the way.
@@ -303,15 +307,16 @@ fn leaves_fence(is_marker: bool) -> bool {
     for round in 0..20 {
         send_all(&mut state);
         let refusal = Refusal::ExpectedLastSequence;
-        state.apply(Duration::ZERO, Input::Refused { epoch: round, index: 0, refusal });
+        state.heard(Duration::ZERO, BrokerInput::Refused { epoch: round, index: 0, refusal });
         let seq = u64::from(round) + 1;
         let (id, position, position_event, replay) = (None, None, None, None);
         let message = TailMessage { seq, id, position, position_event, replay, is_marker };
         let mut tail = Tail::ending_at(seq);
         tail.add(1, [message]);
-        state.apply(Duration::ZERO, Input::Tail(tail));
+        state.heard(Duration::ZERO, BrokerInput::Tail(tail));
     }
-    std::iter::from_fn(|| state.next_request()).any(|it| matches!(it, Request::LeaveFence(_)))
+    std::iter::from_fn(|| state.next_request())
+        .any(|it| matches!(it, Request::End(End::LeaveFence(_))))
 }
 
 // proves: G-STREAM-1
@@ -333,35 +338,35 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     log(&mut state, 1);
     send_all(&mut state);
     let refusal = Refusal::Outage("maximum messages exceeded".into());
-    state.apply(Duration::ZERO, Input::Refused { epoch: 0, index: 0, refusal });
-    state.apply(Duration::from_millis(100), Input::Tick);
+    state.heard(Duration::ZERO, BrokerInput::Refused { epoch: 0, index: 0, refusal });
+    state.tick(Duration::from_millis(100));
     assert_eq!(reads_of_the_tail(&mut state), 1);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     assert_eq!(reads_of_the_tail(&mut state), 1, "it may be an accident");
     for _ in 0..12 {
         let wait = state.breaker().1.unwrap_or_default();
-        state.apply(state.now + wait, Input::Tick);
-        state.apply(state.now, Input::TailFailed("no answer".into()));
+        state.tick(state.now + wait);
+        state.heard(state.now, BrokerInput::TailFailed("no answer".into()));
     }
     let wait = state.breaker().1.expect("open");
     assert!(wait > Duration::from_secs(10), "{wait:?}");
     reads_of_the_tail(&mut state);
-    state.apply(state.now + wait / 2, Input::Tick);
+    state.tick(state.now + wait / 2);
     assert_eq!(reads_of_the_tail(&mut state), 0, "too early");
-    state.apply(state.now, Input::LinkLost);
+    state.heard(state.now, BrokerInput::LinkLost);
     assert_eq!(reads_of_the_tail(&mut state), 1);
     log(&mut state, 5);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     assert_eq!(send_all(&mut state), 1, "a probe goes alone");
     let epoch = state.link.epoch();
-    state.apply(state.now, Input::Acked { epoch, index: 0, seq: 1, is_duplicate: true });
+    state.heard(state.now, BrokerInput::Acked { epoch, index: 0, seq: 1, is_duplicate: true });
     assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
 }
 
 #[test]
 fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
     let mut state = fenced();
-    state.apply(Duration::from_secs(1), Input::Tick);
+    state.tick(Duration::from_secs(1));
     let mut event = Event::new("t", "a", "e", &0).expect("valid");
     event.payload = Bytes::from_static(b"{}");
     let outgoing = Outgoing {
@@ -372,14 +377,14 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
         tried: Tried::default(),
         replayed: None,
     };
-    state.apply(Duration::from_secs(2), Input::Logged(outgoing));
+    state.read(Duration::from_secs(2), LogInput::Logged(outgoing));
     for parked in [false, true] {
         let index = state.next_send().expect("the event").index;
         let refusal = Refusal::OverLimit("too large".into());
-        state.apply(Duration::from_secs(3), Input::Unsendable { index, refusal });
+        state.heard(Duration::from_secs(3), BrokerInput::Unsendable { index, refusal });
         let request = state.next_request().expect("something to do");
         assert_eq!(matches!(request, Request::Park { .. }), parked, "{request:?}");
-        state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+        state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     }
 }
 
@@ -387,12 +392,12 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
 fn a_transaction_that_is_not_whole_is_beyond_what_is_confirmed() {
     let mut state = fenced();
     let now = Duration::ZERO;
-    state.apply(now, Input::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
+    state.read(now, LogInput::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
     log(&mut state, 1);
     send_all(&mut state);
     ack(&mut state, 0);
     assert!(!state.has_nothing_beyond(state.confirmed()), "the stream has one event of it");
-    state.apply(now, Input::Commit { end_lsn: Lsn(6) });
+    state.read(now, LogInput::Commit { end_lsn: Lsn(6) });
     assert!(state.has_nothing_beyond(state.confirmed()));
 }
 

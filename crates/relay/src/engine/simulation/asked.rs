@@ -5,19 +5,21 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::claiming::POLL;
 use super::schedules::CALM;
 use super::{Faults, Foreign, World};
 use crate::engine::{
-    Age, BooksEffect, BrokerEffect, Decides, Effect, End, Engine, Found, Input, Marked,
-    MarkingEffect, Outcome, Refusal, ReplayEffect, Resolved, RowsEffect, SWEPT_AT_ONCE, ScanEffect,
-    Swept, Tail, Unmarked, Watermark,
+    Age, BooksEffect, BooksInput, BrokerEffect, BrokerInput, ClaimsEffect, ClaimsInput, Effect,
+    End, Engine, Found, Ignored, Input, LogInput, Marked, MarkingEffect, MarkingInput, Parts,
+    Refusal, ReplayEffect, ReplayInput, Resolved, RowsEffect, SWEPT_AT_ONCE, ScanEffect, ScanInput,
+    Seen, Swept, Tail, Unmarked, Watermark,
 };
 
 const SEEDS: u64 = 20;
 const STEPS: usize = 600;
 
 /// By their places.
-const NAMES: [&str; 40] = [
+const NAMES: [&str; 46] = [
     "Checkpoint",
     "Heartbeat",
     "LookAtSlot",
@@ -58,10 +60,16 @@ const NAMES: [&str; 40] = [
     "ClaimLost",
     "StreamIsShorter",
     "AwaitSlot",
+    "Claim",
+    "Renew",
+    "Claim Mark",
+    "GiveBack",
+    "LookAtTail",
+    "Bug",
 ];
 
-/// Nothing is claimed from a log.
-const NEVER: [&str; 1] = ["ClaimLost"];
+/// No engine is told of what it has no part for.
+const NEVER: [&str; 1] = ["Bug"];
 
 /// So many marks wait that the engine asks for a second connection, and ends it when they are written.
 const MARKS: u128 = 250_000;
@@ -72,7 +80,7 @@ fn place(effect: &Effect) -> usize {
         Effect::Books(BooksEffect::Heartbeat) => 1,
         Effect::Books(BooksEffect::LookAtSlot) => 2,
         Effect::Books(BooksEffect::AwaitSlot) => 39,
-        Effect::Rows(RowsEffect::Park(_)) => 3,
+        Effect::Rows(RowsEffect::Park { .. }) => 3,
         Effect::Rows(RowsEffect::NoteFailure { .. }) => 4,
         Effect::Rows(RowsEffect::MakeUpForMarks) => 5,
         Effect::Marking(effect) => 6 + place_of_marking(effect),
@@ -92,6 +100,8 @@ fn place(effect: &Effect) -> usize {
         Effect::End(End::LeaveFence(_)) => 36,
         Effect::End(End::ClaimLost) => 37,
         Effect::End(End::StreamIsShorter) => 38,
+        Effect::Claims(effect) => 40 + place_of_claims(effect),
+        Effect::End(End::Bug(_)) => 45,
     }
 }
 
@@ -107,6 +117,16 @@ fn place_of_marking(effect: &MarkingEffect) -> usize {
         MarkingEffect::Seek { .. } => 7,
         MarkingEffect::MarkSwept { .. } => 8,
         MarkingEffect::NoteSweep => 9,
+    }
+}
+
+fn place_of_claims(effect: &ClaimsEffect) -> usize {
+    match effect {
+        ClaimsEffect::Claim { .. } => 0,
+        ClaimsEffect::Renew { .. } => 1,
+        ClaimsEffect::Mark { .. } => 2,
+        ClaimsEffect::GiveBack { .. } => 3,
+        ClaimsEffect::LookAtTail { .. } => 4,
     }
 }
 
@@ -130,28 +150,28 @@ impl World {
 }
 
 /// What is there for the engine of a database whose every look finds as much as it may bring.
-fn answer(effect: Effect) -> Option<Outcome> {
+fn answer(effect: Effect) -> Option<MarkingInput> {
     let Effect::Marking(effect) = effect else { return None };
     let row = Unmarked { id: Uuid::nil(), is_dropped: true, age: Age::Later };
     let found = Found { rows: vec![row; SWEPT_AT_ONCE], transaction: 1, oldest_running: 1 };
     Some(match effect {
         MarkingEffect::Mark { statement, marks } => {
             let (rows, without_row) = (marks.len() as u64, Vec::new());
-            Outcome::Marked { statement, marked: Some(Marked { rows, without_row }) }
+            MarkingInput::Marked { statement, marked: Some(Marked { rows, without_row }) }
         }
-        MarkingEffect::OpenSecondWriter => Outcome::SecondWriter(true),
+        MarkingEffect::OpenSecondWriter => MarkingInput::SecondWriter(true),
         MarkingEffect::TakeWatermark => {
             let (snapshot, lsn) = (String::new(), super::Lsn::ZERO);
-            Outcome::Watermark(Some(Watermark { snapshot, lsn }))
+            MarkingInput::Watermark(Some(Watermark { snapshot, lsn }))
         }
         MarkingEffect::StoreWatermark(_) | MarkingEffect::SweepOn { .. } => {
-            Outcome::Unmarked(Some(found))
+            MarkingInput::Unmarked(Some(found))
         }
         MarkingEffect::ReadStreamBack { found, .. } => {
-            Outcome::StreamBack { found, stored: Vec::new(), is_whole: true }
+            MarkingInput::StreamBack { found, stored: Vec::new(), is_whole: true }
         }
         MarkingEffect::Seek { found, .. } | MarkingEffect::MarkSwept { found, .. } => {
-            Outcome::Swept(Some(Swept { found, marked: 0, unlogged: 0, suspected: 0 }))
+            MarkingInput::Swept(Some(Swept { found, marked: 0, unlogged: 0, suspected: 0 }))
         }
         MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep => return None,
     })
@@ -170,28 +190,71 @@ fn asked_in_the_extreme() -> u64 {
         let effects: Vec<Effect> = std::iter::from_fn(|| engine.next_effect()).collect();
         for effect in effects {
             asked |= 1 << place(&effect);
-            answer(effect).into_iter().for_each(|it| engine.outcome(now, it));
+            answer(effect).into_iter().for_each(|it| engine.apply(now, it));
         }
     };
+    let Parts::Log(log) = &mut engine.parts else { panic!("it has a log") };
     for id in 0..MARKS {
-        engine.marking.queue(Duration::ZERO, &Resolved::somewhere(Uuid::from_u128(id)));
+        log.marking.queue(Duration::ZERO, &Resolved::somewhere(Uuid::from_u128(id)));
     }
     for millis in (0..16_000).step_by(50) {
         let now = Duration::from_millis(millis);
-        engine.tick(now, now);
+        engine.tick(now, Seen { silence: now, has_free: true });
         turn(&mut engine, now);
     }
-    engine.apply(Duration::from_secs(16), Input::Logged(outgoing));
+    engine.apply(Duration::from_secs(16), LogInput::Logged(outgoing));
     for epoch in 0..2 {
         let now = Duration::from_secs(17 + u64::from(epoch));
-        let index = engine.next_send().map_or(0, |it| it.index);
+        let index = engine.next_send(|| now).map_or(0, |it| it.index);
         let refusal = Refusal::Configuration("the stream is sealed".into());
-        engine.apply(now, Input::Refused { epoch, index, refusal });
-        engine.apply(now + Duration::from_millis(100), Input::Tick);
-        engine.apply(now + Duration::from_millis(100), Input::Tail(Tail::ending_at(0)));
+        engine.apply(now, BrokerInput::Refused { epoch, index, refusal });
+        let later = now + Duration::from_millis(100);
+        engine.core.publishing.tick(later);
+        engine.apply(later, BrokerInput::Tail(Tail::ending_at(0)));
         turn(&mut engine, now);
     }
     asked
+}
+
+/// What a node asks for that has claimed a row, and hears nothing more of the server.
+fn asked_in_silence() -> u64 {
+    let mut world = World::new(0, POLL);
+    let id = world.mint();
+    let rows = vec![world.outgoing(id)];
+    let mut engine = world.relay.engine;
+    engine.turn(Duration::ZERO);
+    engine.apply(Duration::ZERO, ClaimsInput::Claimed(rows));
+    let mut asked = 0;
+    for now in (0..30).map(Duration::from_secs) {
+        engine.tick(now, Seen { silence: Duration::ZERO, has_free: true });
+        engine.turn(now);
+        let _ = engine.next_send(|| now);
+        while let Some(effect) = engine.next_effect() {
+            asked |= 1 << place(&effect);
+        }
+    }
+    asked
+}
+
+#[test]
+fn what_a_session_has_no_part_for_ends_it() {
+    let of_log = World::new(0, CALM).relay.engine;
+    let of_claims = World::new(0, POLL).relay.engine;
+    let told: [(&Engine, Input); 6] = [
+        (&of_log, ClaimsInput::NotClaimed.into()),
+        (&of_claims, LogInput::Ignored(Ignored::Off).into()),
+        (&of_claims, BooksInput::SlotMade.into()),
+        (&of_claims, MarkingInput::SecondWriterBroke.into()),
+        (&of_claims, ScanInput::Closed.into()),
+        (&of_claims, ReplayInput::Found(None).into()),
+    ];
+    for (engine, input) in told {
+        let (mut engine, what) = (engine.clone(), format!("{input:?}"));
+        while engine.next_effect().is_some() {}
+        engine.apply(Duration::ZERO, input);
+        let effect = engine.next_effect();
+        assert!(matches!(effect, Some(Effect::End(End::Bug(_)))), "{what}: {effect:?}");
+    }
 }
 
 #[test]
@@ -202,11 +265,12 @@ fn every_effect_is_asked_for() {
         Faults { slot_loss: true, poison: true, picky: true, ..rough },
         Faults { replays: true, poison: true, ..CALM },
         Faults { waits: true, ..CALM },
+        Faults { poison: true, unwelcome: true, ..POLL },
         Faults { goes_back: true, ..CALM },
         Faults { fickle: true, foreign: Foreign::Always, ..CALM },
         Faults { marks_waiting_max: 3, dedup: false, ..rough },
     ];
-    let mut asked = asked_in_the_extreme();
+    let mut asked = asked_in_the_extreme() | asked_in_silence();
     for (faults, seed) in mixes.into_iter().flat_map(|it| (0..SEEDS).map(move |seed| (it, seed))) {
         let mut world = World::new(seed, faults);
         for _ in 0..STEPS {

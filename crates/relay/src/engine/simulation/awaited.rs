@@ -8,7 +8,7 @@ use rand::RngExt;
 
 use super::sessions::{Gap, engine, publishing};
 use super::{Faults, Relay, Transaction, World};
-use crate::engine::{Decides, LastEvent, Outcome, WrittenDown};
+use crate::engine::{BooksInput, LastEvent, WrittenDown};
 
 /// A transaction that is open. Nobody else writes to its aggregate meanwhile.
 #[derive(Debug, Clone, Copy)]
@@ -70,14 +70,14 @@ impl World {
         if self.awaits_slot {
             self.awaits_slot = false;
             self.begin_epoch();
-            self.relay.outcomes.push(Outcome::SlotMade);
+            self.relay.outcomes.push(BooksInput::SlotMade.into());
         }
     }
 
     /// If the session that has awaited the slot is over, another begins. Says whether one does.
     pub(super) fn leave_if_drained(&mut self) -> bool {
         let is_made = self.relay.awaits_slot && !self.awaits_slot;
-        let leaves = is_made && self.relay.engine.is_drained(self.now);
+        let leaves = is_made && self.relay.engine.is_drained(self.time());
         if leaves {
             self.connections.push(VecDeque::new());
             self.begin_session();
@@ -94,6 +94,6 @@ impl World {
         let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: true };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         let last_event = LastEvent::later(last, self.event);
-        Relay { awaits_slot: true, last_event, ..Relay::new(self.relay.generation + 1, engine) }
+        Relay { awaits_slot: true, last_event, ..self.next_relay(engine) }
     }
 }

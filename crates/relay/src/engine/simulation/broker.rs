@@ -1,6 +1,7 @@
 //! The broker: what it stores of what arrives, and what it answers; and the network to it.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use outbox::wire::Position;
 use rand::RngExt;
@@ -10,7 +11,7 @@ use uuid::Uuid;
 use super::{SYSTEM, World};
 use crate::engine::messages::Part;
 use crate::engine::window::LastPosition;
-use crate::engine::{Input, Refusal};
+use crate::engine::{BrokerInput, Refusal};
 
 /// Messages of a batch for each answer.
 const FLOW: u64 = 3;
@@ -20,11 +21,12 @@ pub(super) struct Stored {
     pub(super) id: Option<u128>,
     pub(super) position: Option<Position>,
     pub(super) position_event: Option<Uuid>,
+    pub(super) at: Duration,
 }
 
 impl Stored {
     pub(super) fn of_others() -> Self {
-        Self { id: None, position: None, position_event: None }
+        Self { id: None, position: None, position_event: None, at: Duration::ZERO }
     }
 
     /// A message names the event of its position only where that is another one.
@@ -40,6 +42,7 @@ pub(super) struct Flying {
     pub(super) expected: Option<u64>,
     pub(super) position: Option<LastPosition>,
     pub(super) part: Option<Part>,
+    pub(super) sent: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -102,46 +105,51 @@ impl World {
         if self.answers.is_empty() {
             return;
         }
+        // What comes for a node that is stalled waits for it.
+        let Some(first) = self.answers.iter().position(|it| self.is_heard(it.0)) else { return };
         // Mostly in order, sometimes not.
-        let reach = if self.rng.random_bool(0.9) { 1 } else { self.answers.len() };
-        let at = self.rng.random_range(0..reach);
-        self.answer_with(at);
+        let reach = if self.rng.random_bool(0.9) { first + 1 } else { self.answers.len() };
+        let at = self.rng.random_range(first..reach);
+        if self.is_heard(self.answers[at].0) {
+            self.answer_with(at);
+        }
     }
 
     pub(super) fn answer_with(&mut self, at: usize) {
         let (generation, input) = self.answers.remove(at);
-        if generation == self.relay.generation {
+        if self.turn_to(generation) {
             self.apply(input);
         }
     }
 
     pub(super) fn break_link(&mut self) {
-        let kept = self.connections.last_mut().expect("one connection");
+        let kept = &mut self.connections[self.relay.connection];
         let rng = &mut self.rng;
         kept.retain(|_| rng.random_bool(0.5));
         if self.faults.goes_back && self.rng.random_bool(0.3) {
             self.go_back();
         }
         self.connections.push(VecDeque::new());
-        self.apply(Input::LinkLost);
+        self.relay.connection = self.connections.len() - 1;
+        self.apply(BrokerInput::LinkLost);
     }
 
-    fn take(&mut self, message: &Flying, honest: bool) -> (u64, Vec<Input>) {
+    fn take(&mut self, message: &Flying, honest: bool) -> (u64, Vec<BrokerInput>) {
         let (generation, epoch, index) = message.reply;
         let fenced_off = self.is_fenced_off(message);
         let answer = match self.store(message, honest, fenced_off) {
-            Outcome::Stored(seq) => Input::Acked { epoch, index, seq, is_duplicate: false },
-            Outcome::Duplicate(seq) => Input::Acked { epoch, index, seq, is_duplicate: true },
-            Outcome::Refused(refusal) => Input::Refused { epoch, index, refusal },
+            Outcome::Stored(seq) => BrokerInput::Acked { epoch, index, seq, is_duplicate: false },
+            Outcome::Duplicate(seq) => BrokerInput::Acked { epoch, index, seq, is_duplicate: true },
+            Outcome::Refused(refusal) => BrokerInput::Refused { epoch, index, refusal },
         };
         (generation, vec![answer])
     }
 
     /// As nats-server's `processJetStreamFastBatchMsg` with `gap: fail`.
-    fn take_part(&mut self, message: &Flying, honest: bool) -> (u64, Vec<Input>) {
+    fn take_part(&mut self, message: &Flying, honest: bool) -> (u64, Vec<BrokerInput>) {
         let generation = message.reply.0;
         let Some(Part { batch, number, last }) = message.part else { return (0, Vec::new()) };
-        let broken = |refusal| Input::Broken { batch, number, refusal };
+        let broken = |refusal| BrokerInput::Broken { batch, number, refusal };
         if self.poisoned.contains(&message.id) {
             // Found before anything of the batch is looked at.
             return (generation, vec![broken(Refusal::Message("too large".into()))]);
@@ -155,7 +163,8 @@ impl World {
         let Some(mut taking) = known else {
             return (generation, vec![broken(Refusal::ExpectedLastSequence)]);
         };
-        let ended = |taking: Taking| Input::Ended { batch, count: taking.taken, seq: taking.seq };
+        let ended =
+            |taking: Taking| BrokerInput::Ended { batch, count: taking.taken, seq: taking.seq };
         if number != taking.taken + 1 {
             self.taking.remove(&key);
             return (generation, vec![ended(taking)]);
@@ -175,7 +184,7 @@ impl World {
             }
             Outcome::Duplicate(seq) if number == 1 => {
                 self.taking.remove(&key);
-                return (generation, vec![Input::Ended { batch, count: 1, seq }]);
+                return (generation, vec![BrokerInput::Ended { batch, count: 1, seq }]);
             }
             Outcome::Duplicate(_) => taking.taken += 1,
             Outcome::Stored(seq) => (taking.taken, taking.seq) = (number, seq),
@@ -185,22 +194,22 @@ impl World {
             answers.push(ended(taking));
         } else {
             if number == 1 {
-                answers.push(Input::Stored { batch, count: 0 });
+                answers.push(BrokerInput::Stored { batch, count: 0 });
             }
             if duplicate.is_none() && taking.taken >= taking.answered + FLOW {
                 taking.answered += FLOW;
-                answers.push(Input::Stored { batch, count: taking.answered });
+                answers.push(BrokerInput::Stored { batch, count: taking.answered });
             }
             self.taking.insert(key, taking);
         }
         (generation, answers)
     }
 
-    fn end(&mut self, generation: u64, end: Part) -> (u64, Vec<Input>) {
+    fn end(&mut self, generation: u64, end: Part) -> (u64, Vec<BrokerInput>) {
         let Part { batch, number, .. } = end;
         let answer = match self.taking.remove(&(generation, batch)) {
-            None => Input::Broken { batch, number, refusal: Refusal::ExpectedLastSequence },
-            Some(taking) => Input::Ended { batch, count: taking.taken, seq: taking.seq },
+            None => BrokerInput::Broken { batch, number, refusal: Refusal::ExpectedLastSequence },
+            Some(taking) => BrokerInput::Ended { batch, count: taking.taken, seq: taking.seq },
         };
         (generation, vec![answer])
     }
@@ -209,7 +218,8 @@ impl World {
     /// messages that are gone (nats-server#6782).
     fn known(&self, message: &Flying) -> Option<u64> {
         let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
-        (self.faults.dedup && at >= self.forgotten).then_some(at as u64 + 1)
+        let is_known = self.faults.dedup && at >= self.forgotten && self.is_remembered(at);
+        is_known.then_some(at as u64 + 1)
     }
 
     fn is_fenced_off(&self, message: &Flying) -> bool {
@@ -221,7 +231,10 @@ impl World {
             return Outcome::Refused(Refusal::Outage("busy".into()));
         }
         if self.poisoned.contains(&message.id) {
-            return Outcome::Refused(Refusal::Message("too large".into()));
+            return Outcome::Refused(match self.faults.unwelcome {
+                true => Refusal::Unwelcome("no such subject".into()),
+                false => Refusal::Message("too large".into()),
+            });
         }
         if fenced_off {
             return Outcome::Refused(Refusal::ExpectedLastSequence);
@@ -229,6 +242,7 @@ impl World {
         if let Some(seq) = self.known(message) {
             return Outcome::Duplicate(seq);
         }
+        self.check_order(message.id);
         let position = message.position.map(|at| Position {
             system_id: SYSTEM,
             timeline: 1,
@@ -240,6 +254,7 @@ impl World {
             id: Some(message.id),
             position,
             position_event: message.position.map(|at| at.event),
+            at: self.now,
         });
         Outcome::Stored(self.stream.len() as u64)
     }

@@ -8,11 +8,12 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::check::is_dropped;
-use super::{MAX_ATTEMPTS, World};
+use super::{Job, MAX_ATTEMPTS, World};
 use crate::engine::{
-    BooksEffect, BrokerEffect, Decides, Effect, End, Found, LastEvent, Marked, MarkingEffect, Mode,
-    NotedPlace, Notice, Outcome, Place, ReplayEffect, ReplayUnread, Resolved, RowOfDead,
-    RowsEffect, ScanEffect, ScanMarks, ScanRead, Sees, SlotHealth, Verdict,
+    BooksEffect, BooksInput, BrokerEffect, BrokerInput, ClaimsEffect, Effect, End, Found, Input,
+    LastEvent, Marked, MarkingEffect, MarkingInput, Mode, NotedPlace, Notice, Place, Resolved,
+    RowOfDead, RowsEffect, RowsInput, ScanEffect, ScanInput, ScanMarks, ScanRead, Seen, Sees,
+    SlotHealth, Verdict,
 };
 
 /// Rows of a scan at a time.
@@ -53,10 +54,23 @@ impl Written {
     }
 }
 
+/// Each claim has a connection.
+const OF_CLAIMS: usize = 7;
+
 /// A connection executes its statements in order.
 pub(super) fn connection(effect: &Effect) -> usize {
     match effect {
-        Effect::Broker(_) => 0,
+        Effect::Broker(_) | Effect::Claims(ClaimsEffect::LookAtTail { .. }) => 0,
+        Effect::Claims(
+            ClaimsEffect::Claim { claim }
+            | ClaimsEffect::Renew { claim }
+            | ClaimsEffect::Mark { claim, .. }
+            | ClaimsEffect::GiveBack { claim, .. },
+        )
+        | Effect::Rows(
+            RowsEffect::Park { claim: Some(claim), .. }
+            | RowsEffect::NoteFailure { claim: Some(claim), .. },
+        ) => OF_CLAIMS + *claim as usize,
         Effect::Rows(_) | Effect::Scan(ScanEffect::Mark { .. }) => 1,
         Effect::Marking(MarkingEffect::Mark { statement, .. }) if statement.is_on_second() => 2,
         Effect::Marking(MarkingEffect::OpenSecondWriter) => 4,
@@ -80,7 +94,7 @@ pub(super) fn connection(effect: &Effect) -> usize {
 impl World {
     /// Begins what the engine asks for.
     pub(super) fn effects(&mut self) {
-        self.relay.engine.turn(self.now);
+        self.relay.engine.turn(self.time());
         while let Some(effect) = self.relay.engine.next_effect() {
             self.note_asked(&effect);
             match effect {
@@ -92,10 +106,11 @@ impl World {
                 Effect::Measure(resolved) => {
                     let last = Resolved::last_of(&resolved);
                     self.relay.last_event = LastEvent::later(last, self.relay.last_event);
+                    self.seen.resolved.extend(resolved.iter().map(|it| it.id.as_u128()));
                     resolved.into_iter().for_each(|it| self.check_resolved(it));
                 }
                 Effect::Scan(ScanEffect::Abandon { .. }) => self.relay.cursor = None,
-                Effect::End(end @ (End::LeaveFence(_) | End::StreamIsShorter)) => {
+                Effect::End(end @ (End::LeaveFence(_) | End::StreamIsShorter | End::ClaimLost)) => {
                     self.ends = Some(end);
                 }
                 Effect::End(end) => panic!("the session ends: {end:?}"),
@@ -114,6 +129,7 @@ impl World {
                 | Effect::Marking(_)
                 | Effect::Scan(_)
                 | Effect::Replay(_)
+                | Effect::Claims(_)
                 | Effect::Broker(_)) => {
                     self.check_rows_of(&effect);
                     // Only for a row that never passed the log.
@@ -122,15 +138,16 @@ impl World {
                         !seeks || self.faults.unlogged || self.faults.goes_back,
                         "sought in vain in the whole stream"
                     );
-                    if let Effect::Rows(RowsEffect::Park(batch)) = &effect {
+                    if let Effect::Rows(RowsEffect::Park { batch, .. }) = &effect {
                         self.given_up.extend(batch.iter().map(|it| it.1.event.id.as_u128()));
                     }
-                    self.relay.jobs.push(effect);
+                    self.relay.jobs.push(Job { effect, since: self.now });
+                    self.check_under_way();
                 }
             }
         }
         if self.ends.is_some() {
-            self.crash();
+            self.end_session();
         }
     }
 
@@ -142,15 +159,15 @@ impl World {
             let outcome = self.relay.outcomes.remove(at);
             let last = outcome.last_event();
             self.relay.last_event = LastEvent::later(last, self.relay.last_event);
-            return self.relay.engine.outcome(self.now, outcome);
+            return self.relay.engine.apply(self.time(), outcome);
         }
         if self.relay.jobs.is_empty() {
             return;
         }
         let any = if honest { 0 } else { self.rng.random_range(0..self.relay.jobs.len()) };
-        let wanted = connection(&self.relay.jobs[any]);
-        let first = self.relay.jobs.iter().position(|it| connection(it) == wanted);
-        let effect = self.relay.jobs.remove(first.expect("at least that one"));
+        let wanted = connection(&self.relay.jobs[any].effect);
+        let first = self.relay.jobs.iter().position(|it| connection(&it.effect) == wanted);
+        let Job { effect, .. } = self.relay.jobs.remove(first.expect("at least that one"));
         if let Effect::Scan(ScanEffect::Open(open)) = &effect
             && open.sees == (Sees::BeforeSlot { awaits_visibility: true })
             && self.table.has_hidden_before_slot()
@@ -162,63 +179,32 @@ impl World {
             false => self.execute(effect),
         };
         self.relay.outcomes.extend(outcome);
+        if self.ends.is_some() {
+            self.end_session();
+        }
     }
 
-    /// A statement fails, before or after it was executed; or somebody has what it needs locked.
-    fn fail(&mut self, effect: Effect) -> Option<Outcome> {
-        let is_executed = self.rng.random_bool(0.5);
-        Some(match effect {
-            Effect::Broker(BrokerEffect::ReadTail { .. }) => Outcome::TailFailed("silent".into()),
-            Effect::Rows(RowsEffect::Park(batch)) => {
-                let done = if batch.is_empty() { 0 } else { self.rng.random_range(0..batch.len()) };
-                let mut left = batch;
-                let done = left.drain(..done).collect();
-                Outcome::NotParked { parked: self.park_all(done), left }
-            }
-            Effect::Scan(ScanEffect::Mark { batches, published }) => {
-                Outcome::ScanMarked { batches, published, marked: None }
-            }
-            Effect::Rows(RowsEffect::MakeUpForMarks) => Outcome::Owed(None),
-            effect @ Effect::Books(BooksEffect::Checkpoint { .. }) => {
-                let _ = is_executed.then(|| self.execute(effect));
-                Outcome::Checkpointed(None)
-            }
-            Effect::Scan(ScanEffect::NoteGapFilled { .. }) => Outcome::GapNoted(false),
-            Effect::Scan(ScanEffect::Open(_) | ScanEffect::Read(_)) => {
-                self.relay.cursor = None;
-                Outcome::ScanPostponed
-            }
-            effect @ (Effect::Books(_)
-            | Effect::Rows(_)
-            | Effect::Marking(_)
-            | Effect::Scan(_)
-            | Effect::Replay(_)
-            | Effect::Broker(_)
-            | Effect::Confirm(_)
-            | Effect::Measure(_)
-            | Effect::Tell(_)
-            | Effect::End(_)) => {
-                let failure = failure(&effect);
-                let outcome =
-                    if is_executed || failure.is_none() { self.execute(effect) } else { None };
-                return failure.or(outcome);
-            }
-        })
+    fn end_session(&mut self) {
+        match self.faults.claims {
+            true => self.end_node(),
+            false => self.crash(),
+        }
     }
 
-    pub(super) fn execute(&mut self, effect: Effect) -> Option<Outcome> {
+    pub(super) fn execute(&mut self, effect: Effect) -> Option<Input> {
         match effect {
-            Effect::Books(effect) => self.execute_books(effect),
-            Effect::Rows(effect) => self.execute_rows(effect),
-            Effect::Marking(effect) => self.execute_marking(effect),
-            Effect::Scan(effect) => self.execute_scan(effect),
-            Effect::Replay(effect) => self.execute_replay(effect),
+            Effect::Books(effect) => self.execute_books(effect).map(Input::from),
+            Effect::Rows(effect) => self.execute_rows(effect).map(Input::from),
+            Effect::Marking(effect) => self.execute_marking(effect).map(Input::from),
+            Effect::Scan(effect) => self.execute_scan(effect).map(Input::from),
+            Effect::Replay(effect) => self.execute_replay(effect).map(Input::from),
             Effect::Broker(BrokerEffect::ReadTail { from, .. }) => {
-                let mut tail = self.tail_since(from);
+                let mut tail = self.tail_read_from(from);
                 tail.known_seq = self.relay.last_event.map_or(0, |it| it.seq);
                 tail.has_grown = self.is_replaced(self.relay.last_event);
-                Some(Outcome::Tail(tail))
+                Some(BrokerInput::Tail(tail).into())
             }
+            Effect::Claims(effect) => self.execute_claims(effect).map(Input::from),
             Effect::Broker(BrokerEffect::LeaveServer)
             | Effect::Confirm(_)
             | Effect::Measure(_)
@@ -227,7 +213,7 @@ impl World {
         }
     }
 
-    fn execute_books(&mut self, effect: BooksEffect) -> Option<Outcome> {
+    fn execute_books(&mut self, effect: BooksEffect) -> Option<BooksInput> {
         Some(match effect {
             BooksEffect::Checkpoint { at, place, stream_end } => {
                 self.stream_end = self.stream_end.max(stream_end);
@@ -243,17 +229,22 @@ impl World {
                     | NotedPlace::Kept
                     | NotedPlace::Uncounted => place,
                 });
-                Outcome::Checkpointed(Some(at))
+                BooksInput::Checkpointed(Some(at))
             }
-            BooksEffect::LookAtSlot => Outcome::Slot(SlotHealth::default()),
+            BooksEffect::LookAtSlot => BooksInput::Slot(SlotHealth::default()),
             BooksEffect::Heartbeat | BooksEffect::AwaitSlot => panic!("not a job: {effect:?}"),
         })
     }
 
-    fn execute_rows(&mut self, effect: RowsEffect) -> Option<Outcome> {
+    fn execute_rows(&mut self, effect: RowsEffect) -> Option<RowsInput> {
         Some(match effect {
-            RowsEffect::Park(batch) => Outcome::Parked(self.park_all(batch)),
-            RowsEffect::NoteFailure { id, .. } => {
+            RowsEffect::Park { claim, batch } => {
+                self.hear(claim)?;
+                RowsInput::Parked(self.park_all(batch))
+            }
+            RowsEffect::NoteFailure { claim, id, pause, .. } => {
+                self.hear(claim)?;
+                self.wait_until_due(id.as_u128(), pause);
                 let attempts = self.attempts.entry(id.as_u128()).or_default();
                 *attempts += 1;
                 assert!(*attempts < MAX_ATTEMPTS, "tried too often");
@@ -261,21 +252,23 @@ impl World {
             }
             RowsEffect::MakeUpForMarks => {
                 let dead = &self.dead;
-                Outcome::Owed(Some(self.table.make_up(|id| dead.contains_key(&id))))
+                RowsInput::Owed(Some(self.table.make_up(|id| dead.contains_key(&id))))
             }
         })
     }
 
-    fn execute_marking(&mut self, effect: MarkingEffect) -> Option<Outcome> {
+    fn execute_marking(&mut self, effect: MarkingEffect) -> Option<MarkingInput> {
         Some(match effect {
             MarkingEffect::Mark { statement, marks } => {
+                self.check_published(&marks);
                 self.note_stored(&marks);
                 let (rows, _, without_row) = self.table.mark(&marks);
-                Outcome::Marked { statement, marked: Some(Marked { rows, without_row }) }
+                MarkingInput::Marked { statement, marked: Some(Marked { rows, without_row }) }
             }
-            MarkingEffect::OpenSecondWriter => Outcome::SecondWriter(true),
+            MarkingEffect::OpenSecondWriter => MarkingInput::SecondWriter(true),
             MarkingEffect::TakeWatermark => {
-                Outcome::Watermark(Some(self.table.take_watermark(self.lsn)))
+                self.seen.watermarks += 1;
+                MarkingInput::Watermark(Some(self.table.take_watermark(self.lsn)))
             }
             MarkingEffect::StoreWatermark(pass) => {
                 self.stream_end = self.stream_end.max(pass.stream_end);
@@ -284,16 +277,16 @@ impl World {
                     self.table.rows.retain(|id, it| !(it.is_visible && dead.contains_key(id)));
                 }
                 self.check_end_is_noted(|it| it.end_lsn <= pass.watermark.lsn);
-                Outcome::Unmarked(Some(self.table.store(&pass)))
+                MarkingInput::Unmarked(Some(self.table.store(&pass)))
             }
             MarkingEffect::SweepOn { pass, found } => {
                 let rows = self.table.unmarked(&pass);
-                Outcome::Unmarked(Some(Found { rows, ..found }))
+                MarkingInput::Unmarked(Some(Found { rows, ..found }))
             }
             MarkingEffect::ReadStreamBack { found, resolved_before } => {
                 let stored = self.stored_since(resolved_before);
                 let is_whole = resolved_before.is_some() && self.removed.is_empty();
-                Outcome::StreamBack { found, stored, is_whole }
+                MarkingInput::StreamBack { found, stored, is_whole }
             }
             MarkingEffect::Seek { found, verdict, .. } => self.carry_out(found, &verdict, true),
             MarkingEffect::MarkSwept { found, verdict } => self.carry_out(found, &verdict, false),
@@ -303,7 +296,7 @@ impl World {
         })
     }
 
-    fn execute_scan(&mut self, effect: ScanEffect) -> Option<Outcome> {
+    fn execute_scan(&mut self, effect: ScanEffect) -> Option<ScanInput> {
         Some(match effect {
             ScanEffect::Open(open) => {
                 let blocked = self.faults.blocking.then(|| {
@@ -313,33 +306,34 @@ impl World {
                 let rows = match open.sees {
                     Sees::BeforeSlot { .. } => self.table.unpublished(open.range),
                     Sees::BeforeAwaitedSlot if self.awaits_slot => self.table.visible(),
-                    Sees::BeforeAwaitedSlot => return Some(Outcome::ScanPostponed),
+                    Sees::BeforeAwaitedSlot => return Some(ScanInput::Postponed),
                 };
                 self.relay.cursor = Some(rows.into());
                 let mut read = self.read_scan(open.read.with_tail, open.read.opens_gap)?;
                 read.blocked = blocked;
-                Outcome::ScanRead(read)
+                ScanInput::Read(read)
             }
             ScanEffect::Read(read) => {
-                Outcome::ScanRead(self.read_scan(read.with_tail, read.opens_gap)?)
+                ScanInput::Read(self.read_scan(read.with_tail, read.opens_gap)?)
             }
             ScanEffect::Close => {
                 self.relay.cursor = None;
-                Outcome::ScanClosed
+                ScanInput::Closed
             }
             ScanEffect::Watch { .. } => {
-                Outcome::ScanWatched(self.faults.failing && self.rng.random_bool(0.1))
+                ScanInput::Watched(self.faults.failing && self.rng.random_bool(0.1))
             }
             ScanEffect::Mark { batches, published } => {
+                self.check_published(&published);
                 self.note_stored(&published);
                 let (rows, owed, _) = self.table.mark(&published);
                 let marked = Some(ScanMarks { rows, owed });
-                Outcome::ScanMarked { batches, published, marked }
+                ScanInput::Marked { batches, published, marked }
             }
             ScanEffect::NoteGapFilled { .. } => {
                 self.is_gap_open = false;
                 self.written.uncount();
-                Outcome::GapNoted(true)
+                ScanInput::GapNoted(true)
             }
             ScanEffect::Abandon { .. } | ScanEffect::Note => panic!("not a job: {effect:?}"),
         })
@@ -357,7 +351,7 @@ impl World {
         Some(ScanRead { process: 1, rows, blocked: None, seen })
     }
 
-    fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> Outcome {
+    fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> MarkingInput {
         assert!(seeks || verdict.unlogged.is_empty(), "published without the stream being read");
         self.note_stored(&verdict.resolved);
         let (stored, filtered) = (self.stored_ids.clone(), self.faults.poison);
@@ -378,7 +372,7 @@ impl World {
                 }
             }
         }
-        Outcome::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
+        MarkingInput::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
     }
 
     /// The event's row leaves the outbox.
@@ -419,7 +413,8 @@ impl World {
     pub(super) fn tick(&mut self, most_millis: u64) {
         let passed = self.rng.random_range(0..=most_millis);
         self.now += Duration::from_millis(passed);
-        self.relay.engine.tick(self.now, Duration::ZERO);
+        let seen = Seen { silence: Duration::ZERO, has_free: true };
+        self.relay.engine.tick(self.time(), seen);
         self.effects();
         self.check_open_scan();
     }
@@ -427,8 +422,8 @@ impl World {
     /// A scan whose transaction is open is read, or ended soon: others may wait for the table.
     fn check_open_scan(&mut self) {
         let reads =
-            |it: &Effect| matches!(it, Effect::Scan(ScanEffect::Read(_) | ScanEffect::Close));
-        let read = |it: &Outcome| matches!(it, Outcome::ScanRead(_));
+            |it: &Job| matches!(it.effect, Effect::Scan(ScanEffect::Read(_) | ScanEffect::Close));
+        let read = |it: &Input| matches!(it, Input::Scan(ScanInput::Read(_)));
         let is_busy = self.relay.jobs.iter().any(reads) || self.relay.outcomes.iter().any(read);
         if self.relay.cursor.is_none() || is_busy {
             self.relay.idle_since = None;
@@ -437,52 +432,4 @@ impl World {
             assert!(self.now - since <= IDLE_SCAN_MAX, "a scan is left open");
         }
     }
-}
-
-/// What is told of a statement of which nobody knows whether it was executed.
-fn failure(effect: &Effect) -> Option<Outcome> {
-    match effect {
-        Effect::Marking(effect) => Some(marking_failure(effect)),
-        Effect::Replay(effect) => replay_failure(effect),
-        Effect::Books(_)
-        | Effect::Rows(_)
-        | Effect::Scan(_)
-        | Effect::Broker(_)
-        | Effect::Confirm(_)
-        | Effect::Measure(_)
-        | Effect::Tell(_)
-        | Effect::End(_) => None,
-    }
-}
-
-pub(in crate::engine) fn marking_failure(effect: &MarkingEffect) -> Outcome {
-    match effect {
-        MarkingEffect::Mark { statement, .. } => {
-            Outcome::Marked { statement: *statement, marked: None }
-        }
-        MarkingEffect::OpenSecondWriter => Outcome::SecondWriter(false),
-        MarkingEffect::TakeWatermark => Outcome::Watermark(None),
-        MarkingEffect::StoreWatermark(_)
-        | MarkingEffect::SweepOn { .. }
-        | MarkingEffect::ReadStreamBack { .. } => Outcome::Unmarked(None),
-        MarkingEffect::Seek { .. } | MarkingEffect::MarkSwept { .. } => Outcome::Swept(None),
-        MarkingEffect::CloseSecondWriter | MarkingEffect::NoteSweep => {
-            panic!("not a job: {effect:?}")
-        }
-    }
-}
-
-fn replay_failure(effect: &ReplayEffect) -> Option<Outcome> {
-    Some(match effect {
-        ReplayEffect::LookFor => Outcome::ReplayFound(None),
-        ReplayEffect::Begin(_) => Outcome::ReplayBegun(None),
-        ReplayEffect::Read { id, after } => {
-            let page = Err(ReplayUnread::Failed("no answer".to_owned()));
-            Outcome::ReplayRead { of: (*id, *after), page }
-        }
-        ReplayEffect::Note(note) => {
-            Outcome::ReplayNoted { problems: note.problems.len(), wish: None }
-        }
-        ReplayEffect::End => return None,
-    })
 }

@@ -6,7 +6,7 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::World;
-use crate::engine::{Effect, Ignored, Input, MarkingEffect, Resolved, RowsEffect};
+use crate::engine::{Effect, Ignored, LogInput, MarkingEffect, Resolved, RowsEffect};
 
 /// What the application has emitted.
 #[derive(Debug, Default, Clone)]
@@ -30,18 +30,18 @@ impl World {
         emits
     }
 
-    pub(super) fn logged(&self, id: u128) -> Input {
+    pub(super) fn logged(&self, id: u128) -> LogInput {
         let outgoing = self.first_outgoing(id);
         match self.is_emitted(id) {
-            true => Input::Emitted(outgoing),
-            false => Input::Logged(outgoing),
+            true => LogInput::Emitted(outgoing),
+            false => LogInput::Logged(outgoing),
         }
     }
 
     /// Somebody writes a message under the outbox's prefix outside of a transaction.
     pub(super) fn emit_at_once(&mut self) {
         if self.faults.emitted && self.relay.at.1 == 0 && self.rng.random_bool(0.1) {
-            self.apply(Input::Ignored(Ignored::NotTransactional));
+            self.apply(LogInput::Ignored(Ignored::NotTransactional));
         }
     }
 
@@ -66,7 +66,7 @@ impl World {
                 has_row(id) || self.requeued.contains(&id.as_u128())
             }
             // The log may bring an event again that was requeued, and has a row by now.
-            Effect::Rows(RowsEffect::Park(batch)) => batch.iter().all(|(_, dead)| {
+            Effect::Rows(RowsEffect::Park { batch, .. }) => batch.iter().all(|(_, dead)| {
                 let id = dead.event.id;
                 dead.has_row == has_row(&id) || self.requeued.contains(&id.as_u128())
             }),
@@ -75,6 +75,7 @@ impl World {
             | Effect::Rows(_)
             | Effect::Scan(_)
             | Effect::Replay(_)
+            | Effect::Claims(_)
             | Effect::Broker(_)
             | Effect::Confirm(_)
             | Effect::Measure(_)

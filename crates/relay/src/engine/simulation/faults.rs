@@ -19,6 +19,10 @@ pub(super) struct Faults {
     pub(super) poison: bool,
     /// The stream takes some events only now and then.
     pub(super) picky: bool,
+    /// Those that the broker refuses for good are refused as if another stream might take them.
+    pub(super) unwelcome: bool,
+    /// Nodes claim rows of the table, side by side. There is no log.
+    pub(super) claims: bool,
     /// Later events of a parked one's aggregate wait, until it is mended.
     pub(super) blocking: bool,
     /// Parked events are mended now and then.

@@ -7,12 +7,14 @@ use rand::seq::IndexedRandom;
 use uuid::Uuid;
 
 use super::{World, table};
-use crate::engine::outcome::Parked;
-use crate::engine::{Blocked, Dead, RowOfDead};
+use crate::engine::{Blocked, Dead, Parked, RowOfDead};
 
 impl World {
     /// Everything works again, until nothing is left to be done.
     pub(super) fn heal(&mut self) {
+        if self.faults.claims {
+            return self.heal_nodes();
+        }
         self.is_picky = false;
         self.refuses_batches = false;
         self.resume_replays();
@@ -24,7 +26,7 @@ impl World {
         for _ in 0..20_000 {
             for _ in 0..3 {
                 self.deliver_log();
-                self.send();
+                _ = self.send();
                 self.broker(true);
                 self.answer();
                 self.job(true);

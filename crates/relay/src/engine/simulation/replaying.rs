@@ -8,7 +8,8 @@ use uuid::Uuid;
 
 use super::World;
 use crate::engine::{
-    Outcome, ReplayEffect, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
+    ReplayEffect, ReplayInput, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
+    ReplayWish,
 };
 
 /// Rows of a replay at a time.
@@ -79,11 +80,11 @@ impl World {
         id >> 64 > 0
     }
 
-    pub(super) fn execute_replay(&mut self, effect: ReplayEffect) -> Option<Outcome> {
+    pub(super) fn execute_replay(&mut self, effect: ReplayEffect) -> Option<ReplayInput> {
         let stream = &self.stream;
         let open = self.replays.iter_mut().find(|it| !it.is_done && !it.is_paused);
         Some(match (effect, open) {
-            (ReplayEffect::LookFor, open) => Outcome::ReplayFound(open.map(|it| it.id)),
+            (ReplayEffect::LookFor, open) => ReplayInput::Found(open.map(|it| it.id)),
             (ReplayEffect::Begin(_), Some(open)) => {
                 if !std::mem::replace(&mut open.has_begun, true) {
                     open.seq = stream.len() as u64;
@@ -101,13 +102,13 @@ impl World {
                     per_second: None,
                 };
                 self.written.uncount();
-                Outcome::ReplayBegun(Some(start))
+                ReplayInput::Begun(Some(start))
             }
-            (ReplayEffect::Begin(_), None) => Outcome::ReplayBegun(None),
+            (ReplayEffect::Begin(_), None) => ReplayInput::Begun(None),
             (ReplayEffect::Read { id, after }, _) => {
                 let gone = || ReplayUnread::Waits("it is gone".to_owned());
                 let page = self.replay_page(id, after).ok_or_else(gone);
-                Outcome::ReplayRead { of: (id, after), page }
+                ReplayInput::Read { of: (id, after), page }
             }
             (ReplayEffect::Note(note), _) => self.note(&note),
             (ReplayEffect::End, _) => return None,
@@ -133,7 +134,7 @@ impl World {
         Some(ReplayPage { rows, read_to, is_end, is_gone: None })
     }
 
-    fn note(&mut self, note: &ReplayNote) -> Outcome {
+    fn note(&mut self, note: &ReplayNote) -> ReplayInput {
         let problems = note.problems.len();
         let replay = self.replays.iter_mut().find(|it| it.id == note.id).expect("was asked for");
         assert!(note.place >= replay.place, "a replay goes back");
@@ -143,7 +144,7 @@ impl World {
         replay.is_done |= note.is_done && !replay.is_paused;
         let rests = replay.is_paused;
         let wish = if rests { ReplayWish::Rest } else { ReplayWish::GoOn };
-        Outcome::ReplayNoted { problems, wish: Some(wish) }
+        ReplayInput::Noted { problems, wish: Some(wish) }
     }
 
     /// Each event that is meant has one copy, in the order in which they were meant.

@@ -6,7 +6,7 @@ use crate::engine::seeds::seeds;
 
 /// Of each mix.
 const SEEDS: u64 = 30;
-const STEPS: usize = 600;
+pub(super) const STEPS: usize = 600;
 
 /// Nothing but commits, crashes, broken connections and lost messages.
 pub(super) const CALM: Faults = Faults {
@@ -14,6 +14,8 @@ pub(super) const CALM: Faults = Faults {
     foreign: Foreign::Never,
     poison: false,
     picky: false,
+    unwelcome: false,
+    claims: false,
     blocking: false,
     mends: false,
     deletes: false,
@@ -36,7 +38,7 @@ pub(super) const CALM: Faults = Faults {
     marks_waiting_max: usize::MAX,
 };
 
-fn run(faults: Faults) {
+pub(super) fn run(faults: Faults) {
     seeds(SEEDS).for_each(|seed| play(seed, faults));
 }
 

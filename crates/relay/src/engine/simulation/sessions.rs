@@ -25,7 +25,7 @@ impl World {
         self.given_up.extend(given_up.into_iter().map(|it| it.as_u128()));
         if self.rng.random_bool(0.5) {
             let rng = &mut self.rng;
-            self.connections.last_mut().expect("one").retain(|_| rng.random_bool(0.5));
+            self.connections[self.relay.connection].retain(|_| rng.random_bool(0.5));
         }
         let for_long = self.rng.random_bool(0.3);
         if for_long || self.has_late_rows() {
@@ -35,11 +35,7 @@ impl World {
             self.forgotten = self.stream.len();
         }
         self.connections.push(VecDeque::new());
-        for effect in std::mem::take(&mut self.relay.jobs) {
-            if self.faults.failing && self.rng.random_bool(0.5) {
-                let _ = self.execute(effect);
-            }
-        }
+        self.leave_jobs();
         if self.faults.purges && self.rng.random_bool(0.3) {
             self.stop();
         }
@@ -57,6 +53,7 @@ impl World {
     }
 
     pub(super) fn begin_session(&mut self) {
+        self.seen.resolved.clear();
         let watermark = self.table.watermark.as_ref().map_or(Lsn::ZERO, |it| it.lsn);
         let resolved_before =
             if self.awaits_slot { Lsn(u64::MAX) } else { self.slot_confirmed.max(watermark) };
@@ -71,7 +68,7 @@ impl World {
             (faults.mode, self.was_keyed) = (Mode::Keyed, true);
         }
         if self.awaits_slot {
-            (self.now, self.relay) = (Duration::ZERO, self.session_without_slot(faults));
+            self.relay = self.session_without_slot(faults);
             return;
         }
         self.written.session = faults.mode;
@@ -94,14 +91,29 @@ impl World {
         let (is_open, lost_end) = (self.is_gap_open, self.lost_end);
         let gap = Gap { is_open, has_requeued, lost_end, awaits_slot: false };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
-        self.now = Duration::ZERO;
-        self.relay = Relay::new(self.relay.generation + 1, engine);
-        self.relay.last_event = last_event;
+        self.relay = Relay { last_event, ..self.next_relay(engine) };
+    }
+
+    /// What the relay that ends has under way is executed or not.
+    pub(super) fn leave_jobs(&mut self) {
+        for job in std::mem::take(&mut self.relay.jobs) {
+            if self.faults.failing && self.rng.random_bool(0.5) {
+                let _ = self.execute(job.effect);
+            }
+        }
+    }
+
+    /// The session that follows the present one, over the newest connection.
+    pub(super) fn next_relay(&self, engine: Engine) -> Relay {
+        let generation = self.others.iter().map(|it| it.generation).max().unwrap_or_default();
+        let generation = generation.max(self.relay.generation) + 1;
+        Relay::new(generation, engine, self.now, self.connections.len() - 1)
     }
 
     /// The relay is asked to stop, and does as `Replication::close`.
     fn stop(&mut self) {
-        let (confirmed, place) = self.relay.engine.last_position(self.slot_confirmed);
+        let (confirmed, place) =
+            self.relay.engine.last_position(self.slot_confirmed).expect("a log");
         self.slot_confirmed = confirmed;
         self.written.note(place);
         self.written.end = confirmed;
@@ -243,10 +255,12 @@ pub(super) fn publishing(
     let tried = |(id, attempts): (&u128, &u32)| {
         (Uuid::from_u128(*id), Tried { attempts: *attempts, pause: Duration::ZERO })
     };
+    // So that claims wait for room, too.
+    let events = if faults.claims { WINDOW / 2 - 2 } else { WINDOW };
     Publishing::new(Start {
         written,
         mode: faults.mode,
-        limits: Limits { events: WINDOW, bytes: 1 << 20 },
+        limits: Limits { events, bytes: 1 << 20 },
         ack_timeout: Duration::from_secs(2),
         resolved_before,
         log_end: Lsn(u64::MAX),
@@ -278,7 +292,7 @@ pub(super) fn engine(
 ) -> Engine {
     let ranges = ScanRanges::new(faults.is_indexed, gap.is_open, None);
     let scan_first = gap.is_open || faults.blocking || gap.has_requeued;
-    Engine::new(EngineStart {
+    Engine::of_log(LogStart {
         publishing,
         marking: Marking::new(MarkingStart {
             batching: Batching {
@@ -320,7 +334,7 @@ fn a_stop_before_the_count_is_complete_keeps_the_place() {
         let publishing = publishing(CALM, Lsn(10), tail, written, &none, &HashMap::new());
         let gap = Gap { is_open: false, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(CALM, publishing, &world.table, gap, Written::new(Lsn(20)));
-        engine.last_position(Lsn(10))
+        engine.last_position(Lsn(10)).expect("a log")
     };
     assert_eq!(stop(false), (Lsn(10), NotedPlace::Kept), "two events may be stored");
     let told = NotedPlace::At(Place { commit_lsn: Lsn(10), ordinal: 0, seq: None });

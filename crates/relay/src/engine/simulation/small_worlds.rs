@@ -57,16 +57,16 @@ impl World {
     fn calm_down(&mut self) {
         self.effects();
         loop {
-            let is_dull = |it: &Effect| {
+            let is_dull = |it: &Job| {
                 matches!(
-                    it,
+                    it.effect,
                     Effect::Books(BooksEffect::LookAtSlot)
                         | Effect::Rows(RowsEffect::MakeUpForMarks)
                         | Effect::Scan(ScanEffect::Watch { .. })
                 )
             };
             let Some(at) = self.relay.jobs.iter().position(is_dull) else { break };
-            let effect = self.relay.jobs.remove(at);
+            let Job { effect, .. } = self.relay.jobs.remove(at);
             self.finish(effect);
         }
         if self.leave_if_drained() {
@@ -77,7 +77,7 @@ impl World {
 
     fn finish(&mut self, effect: Effect) {
         if let Some(outcome) = self.execute(effect) {
-            self.relay.engine.outcome(self.now, outcome);
+            self.apply(outcome);
         }
         self.effects();
     }
@@ -88,7 +88,7 @@ impl World {
         let has_answer = !self.answers.is_empty();
         let busy = |it: &usize| !self.connections[*it].is_empty();
         let busy: Vec<usize> = (0..self.connections.len()).filter(busy).collect();
-        let has_job = |at: &usize| self.relay.jobs.iter().any(|it| connection(it) == *at);
+        let has_job = |at: &usize| self.relay.jobs.iter().any(|it| connection(&it.effect) == *at);
         let jobs: Vec<usize> = (0..CONNECTIONS).filter(has_job).collect();
         acts.extend((budget.commits > 0).then_some(Act::Commit));
         acts.extend(brings.then_some(Act::Log));
@@ -122,19 +122,19 @@ impl World {
                     self.deliver_log();
                 }
             }
-            Act::Send => self.send(),
+            Act::Send => _ = self.send(),
             Act::Broker(at) => self.take_from(at, true),
             Act::Answer => self.answer_with(0),
             Act::Job(at) => {
-                let first = self.relay.jobs.iter().position(|it| connection(it) == at);
-                let effect = self.relay.jobs.remove(first.expect("it was there"));
+                let first = self.relay.jobs.iter().position(|it| connection(&it.effect) == at);
+                let Job { effect, .. } = self.relay.jobs.remove(first.expect("it was there"));
                 self.finish(effect);
             }
             Act::Confirm => self.slot_confirmed = self.relay.confirming,
             Act::MakeSlot => {
                 self.make_slot();
                 let made = self.relay.outcomes.pop().expect("it is told");
-                self.relay.engine.outcome(self.now, made);
+                self.apply(made);
             }
             Act::Tick => {
                 budget.ticks -= 1;
@@ -156,9 +156,9 @@ impl World {
             }
             Act::Crash(is_executed) => {
                 budget.crashes -= 1;
-                for effect in std::mem::take(&mut self.relay.jobs) {
+                for job in std::mem::take(&mut self.relay.jobs) {
                     if is_executed {
-                        let _ = self.execute(effect);
+                        let _ = self.execute(job.effect);
                     }
                 }
                 self.connections.push(VecDeque::new());
@@ -202,7 +202,7 @@ impl World {
             self.connections,
             self.answers,
             self.written,
-            (self.slot_confirmed, self.is_gap_open, self.awaits_slot, self.now, self.lsn),
+            (self.slot_confirmed, self.is_gap_open, self.awaits_slot, self.time(), self.lsn),
             table,
         );
         rest.hash(&mut hasher);

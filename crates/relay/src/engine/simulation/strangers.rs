@@ -5,11 +5,11 @@ use rand::seq::IndexedRandom;
 
 use super::World;
 use super::broker::Flying;
-use crate::engine::{Input, Refusal};
+use crate::engine::{BrokerInput, Refusal};
 
 impl World {
     /// Adds what others answer to a message, before or behind what the stream does.
-    pub(super) fn mix_in(&mut self, message: &Flying, answers: &mut Vec<Input>) {
+    pub(super) fn mix_in(&mut self, message: &Flying, answers: &mut Vec<BrokerInput>) {
         if !self.faults.strangers || self.rng.random_bool(0.6) {
             return;
         }
@@ -19,7 +19,7 @@ impl World {
         }
     }
 
-    fn forged_answer(&mut self, message: &Flying) -> Input {
+    fn forged_answer(&mut self, message: &Flying) -> BrokerInput {
         let (_, epoch, index) = message.reply;
         let seq = self.stream.len() as u64 + self.rng.random_range(2..9);
         let is_fenced = message.expected.is_some();
@@ -27,17 +27,19 @@ impl World {
         if let (Some(expected), None, true, true) =
             (message.expected, message.part, lacks, self.faults.goes_back)
         {
-            return Input::Acked { epoch, index, seq: expected + 1, is_duplicate: false };
+            return BrokerInput::Acked { epoch, index, seq: expected + 1, is_duplicate: false };
         }
         match (self.rng.random_range(0..4), message.part) {
-            (0, _) => Input::Stranger("another stream answers".into()),
-            (1, None) if is_fenced => Input::Acked { epoch, index, seq, is_duplicate: false },
-            (1, Some(part)) => Input::Ended { batch: part.batch, count: 0, seq },
-            (_, None) => Input::Refused { epoch, index, refusal: self.forged_refusal(message) },
+            (0, _) => BrokerInput::Stranger("another stream answers".into()),
+            (1, None) if is_fenced => BrokerInput::Acked { epoch, index, seq, is_duplicate: false },
+            (1, Some(part)) => BrokerInput::Ended { batch: part.batch, count: 0, seq },
+            (_, None) => {
+                BrokerInput::Refused { epoch, index, refusal: self.forged_refusal(message) }
+            }
             (_, Some(part)) => {
                 // Of one that will follow, too.
                 let (batch, number) = (part.batch, part.number + self.rng.random_range(0..3));
-                Input::Broken { batch, number, refusal: self.forged_refusal(message) }
+                BrokerInput::Broken { batch, number, refusal: self.forged_refusal(message) }
             }
         }
     }

@@ -10,14 +10,15 @@ use uuid::Uuid;
 use super::{NO_SYSTEM, Polling, reach};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{ClaimEffect, ClaimOutcome, Dead, End, LEASE, LastEvent, Resolved};
+use crate::engine::{
+    BrokerInput, ClaimsEffect, ClaimsInput, Dead, LEASE, LastEvent, Parked, Resolved, RowOfDead,
+    RowsEffect, RowsInput,
+};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
-use crate::postgres::sql::{Rows, ScannedRow, Stuck};
-use crate::reporter::Reporter;
-use crate::source::{self, STREAM_IS_SHORTER, within};
-use crate::status::HistoryStatus;
+use crate::postgres::sql::Rows;
+use crate::source::{Done, Job, within};
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
@@ -31,94 +32,80 @@ const CONTENDED_MAX: u32 = 5;
 /// The pause between two of them.
 const CONTENDED_PAUSE: Duration = Duration::from_secs(1);
 
-type Job = source::Job<Done>;
-
-/// What a job brought.
-pub(crate) enum Done {
-    Claimed { claim: u32, store: Arc<Rows>, rows: Vec<ScannedRow> },
-    NotClaimed { store: Arc<Rows> },
-    GaveBack { store: Arc<Rows>, marked: u64 },
-    MadeUp { store: Arc<Rows>, found: Option<Stuck> },
-    Compared { store: Arc<Rows>, found: HistoryStatus },
-    Outcome(ClaimOutcome),
-    Nothing,
-}
-
 impl Polling {
-    /// `None` if it is done, and nothing comes of it.
-    pub(super) fn carry_out_effect(
-        &mut self,
-        effect: ClaimEffect,
-        reporter: &mut Reporter,
-    ) -> Result<Option<Job>, Error> {
-        Ok(Some(match effect {
-            ClaimEffect::Claim { claim } => {
+    pub(in crate::source) fn job(&mut self, effect: ClaimsEffect) -> Result<Job, Error> {
+        Ok(match effect {
+            ClaimsEffect::Claim { claim } => {
                 let created = Arc::clone(&self.stream_created);
                 claim_rows(Arc::clone(&self.config), created, self.free.pop(), claim)
             }
-            ClaimEffect::Renew { claim } => {
-                let store = self.holder(claim)?;
+            ClaimsEffect::Renew { claim } => {
+                let store = self.holder(Some(claim))?;
                 job(async move {
                     store.renew_claim().await?;
-                    Ok(Done::Outcome(ClaimOutcome::Renewed { claim }))
+                    Ok(ClaimsInput::Renewed { claim }.into())
                 })
             }
-            ClaimEffect::Mark { claim, published } => {
+            ClaimsEffect::Mark { claim, published } => {
                 let stream = self.config.stream.name.clone();
-                mark_some(self.holder(claim)?, stream, claim, published)
+                mark_some(self.holder(Some(claim))?, stream, claim, published)
             }
-            ClaimEffect::GiveBack { claim, published } => {
+            ClaimsEffect::GiveBack { claim, published } => {
                 let store = self.claims.remove(&claim).ok_or_else(unknown_claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
                     let marked = mark(&store, &stream, &published).await?;
                     store.finish_claim().await?;
-                    Ok(Done::GaveBack { store, marked })
+                    Ok(freed(store, ClaimsInput::GaveBack { marked }))
                 })
             }
-            ClaimEffect::Park { claim, index, dead } => {
-                let store = self.holder(claim)?;
-                job(async move {
-                    park(&store, &dead).await?;
-                    Ok(Done::Outcome(ClaimOutcome::Parked { index }))
-                })
-            }
-            ClaimEffect::NoteFailure { claim, id, reason, pause } => {
-                note_failure(self.holder(claim)?, id, reason, pause)
-            }
-            ClaimEffect::ReadTail { from, delay } => {
-                let from = from.saturating_sub(reach(&self.config)).max(1);
-                read_tail(self.tail.clone(), from, delay, self.last_event)
-            }
-            ClaimEffect::LookAtTail { from } => {
+            ClaimsEffect::LookAtTail { from } => {
                 look_at_tail(self.tail.clone(), from, reach(&self.config))
             }
-            ClaimEffect::MakeUpForMarks => {
+        })
+    }
+
+    /// A row is reached over the connection of its claim alone.
+    pub(in crate::source) fn rows_job(&mut self, effect: RowsEffect) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
+            RowsEffect::Park { claim, batch } => {
+                let store = self.holder(claim)?;
+                job(async move {
+                    let mut parked = Vec::new();
+                    for (index, dead) in batch {
+                        parked.push(Parked { index, row: park(&store, &dead).await? });
+                    }
+                    Ok(RowsInput::Parked(parked).into())
+                })
+            }
+            RowsEffect::NoteFailure { claim, id, reason, pause } => {
+                note_failure(self.holder(claim)?, id, reason, pause)
+            }
+            RowsEffect::MakeUpForMarks => {
                 // It is asked again, and may wait for a connection without a claim.
                 let Some(store) = self.free.pop() else { return Ok(None) };
                 job(async move {
                     let found = store.mark_owed().await.inspect_err(|error| {
                         warn!(error = describe(error), "left rows to be marked later");
                     });
-                    Ok(Done::MadeUp { store, found: found.ok() })
+                    Ok(Done::Freed(store, Done::Stuck(found.ok()).into()))
                 })
             }
-            ClaimEffect::Measure(resolved) => {
-                self.last_event = LastEvent::later(Resolved::last_of(&resolved), self.last_event);
-                reporter.resolved(&resolved);
-                return Ok(None);
-            }
-            ClaimEffect::Tell(notice) => {
-                reporter.tell(notice);
-                return Ok(None);
-            }
-            ClaimEffect::End(end) => return Err(ended(end)),
         }))
     }
 
+    pub(in crate::source) fn read_tail(&self, from: u64, delay: Duration) -> Job {
+        let from = from.saturating_sub(reach(&self.config)).max(1);
+        read_tail(self.tail.clone(), from, delay, self.last_event)
+    }
+
+    pub(in crate::source) fn tail(&self) -> TailReader {
+        self.tail.clone()
+    }
+
     /// The connection that holds a claim.
-    fn holder(&self, claim: u32) -> Result<Arc<Rows>, Error> {
-        self.claims.get(&claim).map(Arc::clone).ok_or_else(unknown_claim)
+    fn holder(&self, claim: Option<u32>) -> Result<Arc<Rows>, Error> {
+        claim.and_then(|it| self.claims.get(&it)).map(Arc::clone).ok_or_else(unknown_claim)
     }
 }
 
@@ -127,24 +114,20 @@ fn unknown_claim() -> Error {
     Error::bug("a claim is worked on that is not held")
 }
 
-fn ended(end: End) -> Error {
-    match end {
-        End::Refused(reason) => Error::Refused(reason),
-        End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
-        End::StreamIsShorter => Error::Stalled(STREAM_IS_SHORTER),
-        End::Silence | End::LeaveFence(_) => Error::bug("a session over the table has no log"),
-    }
+/// With a connection that has no claim any more.
+fn freed(store: Arc<Rows>, input: ClaimsInput) -> Done {
+    Done::Freed(store, Box::new(input.into()))
 }
 
 fn mark_some(store: Arc<Rows>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
     job(async move {
-        Ok(Done::Outcome(match store.mark(&stream, &published).await {
+        Ok(match store.mark(&stream, &published).await {
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "marking rows later");
-                ClaimOutcome::NotMarked { claim, published }
+                ClaimsInput::NotMarked { claim, published }.into()
             }
-            marked => ClaimOutcome::Marked { claim, marked: marked? },
-        }))
+            marked => ClaimsInput::Marked { claim, marked: marked? }.into(),
+        })
     })
 }
 
@@ -177,7 +160,7 @@ fn claim_rows(
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot claim rows, trying again");
                 store.finish_claim().await?;
-                return Ok(Done::NotClaimed { store });
+                return Ok(freed(store, ClaimsInput::NotClaimed));
             }
             rows => rows?,
         };
@@ -197,12 +180,14 @@ async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
     Ok(())
 }
 
-async fn park(store: &Rows, dead: &Dead) -> Result<(), Error> {
+async fn park(store: &Rows, dead: &Dead) -> Result<RowOfDead, Error> {
     let mut times = 0;
-    while let Err(error) = store.park(dead, None).await {
-        contended(error, &mut times).await?;
+    loop {
+        match store.park(dead, None).await {
+            Err(error) => contended(error, &mut times).await?,
+            parked => return parked,
+        }
     }
-    Ok(())
 }
 
 async fn mark(store: &Rows, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
@@ -221,10 +206,10 @@ pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'stat
 
 fn read_tail(tail: TailReader, from: u64, delay: Duration, event: Option<LastEvent>) -> Job {
     async move {
-        Ok(Done::Outcome(match tail.since(from, NO_SYSTEM, delay, event).await {
-            Ok(read) => ClaimOutcome::Tail(read),
-            Err(error) => ClaimOutcome::TailFailed(describe(&error)),
-        }))
+        Ok(match tail.since(from, NO_SYSTEM, delay, event).await {
+            Ok(read) => BrokerInput::Tail(read).into(),
+            Err(error) => BrokerInput::TailFailed(describe(&error)).into(),
+        })
     }
     .boxed()
 }
@@ -232,13 +217,10 @@ fn read_tail(tail: TailReader, from: u64, delay: Duration, event: Option<LastEve
 /// As long as the stream answers: each request of it is bounded.
 fn look_at_tail(tail: TailReader, from: u64, newest: u64) -> Job {
     async move {
-        Ok(Done::Outcome(match tail.newest_since(from, newest, NO_SYSTEM).await {
-            Ok(tail) => ClaimOutcome::Looked(tail),
-            Err(error) => ClaimOutcome::LookFailed(describe(&error)),
-        }))
+        Ok(match tail.newest_since(from, newest, NO_SYSTEM).await {
+            Ok(tail) => ClaimsInput::Looked(tail).into(),
+            Err(error) => ClaimsInput::LookFailed(describe(&error)).into(),
+        })
     }
     .boxed()
 }
-
-#[cfg(test)]
-mod tests;

@@ -11,10 +11,11 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
 
-use super::jobs::{Done, Job, long_job};
+use super::jobs::long_job;
 use crate::config::Config;
 use crate::error::Error;
 use crate::postgres::{NewSlot, Rows, Slot, Store};
+use crate::source::{Done, Job};
 
 /// How long a slot may take to be made before rows are published without it.
 const MADE_SOON: Duration = Duration::from_secs(1);

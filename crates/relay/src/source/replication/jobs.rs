@@ -9,20 +9,15 @@ use pgoutput::Lsn;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::replay_source::{self, OpenReplay};
 use crate::describe;
 use crate::engine::{
-    Blocked, Dead, Found, LastEvent, Marked, NotedPlace, Outcome, Parked, ReplayStart,
-    ReplayUnread, Resolved, Statement, Tail,
+    BooksInput, BrokerInput, Dead, LastEvent, Marked, MarkingInput, NotedPlace, Parked, Resolved,
+    RowsInput, Statement,
 };
 use crate::error::Error;
 use crate::nats::TailReader;
-use crate::postgres::Store;
-use crate::postgres::sql::{
-    Books, Marks, Rows, ScannedRow, Scanner, SlotReader, Stuck, SweepCursor,
-};
-use crate::source::{self, within};
-use crate::status::HistoryStatus;
+use crate::postgres::sql::{Books, Marks, Rows, SlotReader};
+use crate::source::{Done, Job, within};
 
 /// A statement that has not answered by then never will: the session starts anew.
 const STATEMENT_MAX: Duration = Duration::from_secs(60);
@@ -32,45 +27,6 @@ const PARKED_ON_THE_WAY: usize = 8;
 
 /// How long marks wait for a table that is locked. Then the rows are the sweeper's.
 const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
-
-pub(super) type Job = source::Job<Done>;
-
-/// What a job brought: what came of an effect, with what it needs of the shell's.
-pub(crate) enum Done {
-    Outcome(Outcome),
-    /// Nothing comes of it.
-    Nothing,
-    Compared(HistoryStatus),
-    /// What keeps a server that is silent from sending, if it waits for others.
-    Asked(Option<String>),
-    /// `None` if it could not be found out.
-    Stuck(Option<Stuck>),
-    /// Another connection for marks; `None` if it could not be made.
-    SecondWriter(Option<Arc<Marks>>),
-    /// With what brings more. `None` if the statement failed.
-    Unmarked(Option<(Found, Option<Box<SweepCursor>>)>),
-    Scanned(Scanned),
-    /// The slot is there, and locked over this connection.
-    SlotMade(Box<Store>),
-    Replaying(Box<(ReplayStart, OpenReplay)>),
-    ReplayRead((Uuid, i64), Result<replay_source::Page, ReplayUnread>),
-}
-
-impl From<Outcome> for Done {
-    fn from(outcome: Outcome) -> Self {
-        Self::Outcome(outcome)
-    }
-}
-
-/// What a scan read.
-pub(crate) struct Scanned {
-    pub(super) scanner: Box<Scanner>,
-    pub(super) rows: Vec<ScannedRow>,
-    /// With the first batch of a scan: the aggregates that are blocked.
-    pub(super) blocked: Option<Vec<Blocked>>,
-    /// With the first batch of a session: the stream's end.
-    pub(super) seen: Option<Tail>,
-}
 
 /// Boxes a job of statements.
 pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
@@ -85,9 +41,7 @@ pub(super) fn long_job(work: impl Future<Output = Result<Done, Error>> + Send + 
 /// Who is to read the slot, if we still may send.
 pub(super) struct Owner {
     pub(super) books: Arc<Books>,
-    pub(super) slot: String,
-    /// The process that reads the slot for us.
-    pub(super) pid: i32,
+    pub(super) reader: SlotReader,
 }
 
 /// Reads the tail, then makes sure that the slot is still ours.
@@ -103,15 +57,15 @@ pub(super) fn read_tail(
 ) -> Job {
     async move {
         let read = tail.since(from, system_id, delay, event).await;
-        let Owner { books, slot, pid } = owner;
+        let Owner { books, reader: SlotReader { slot, pid } } = owner;
         let reader = tokio::time::timeout(STATEMENT_MAX, books.slot_reader(&slot)).await;
         match reader.unwrap_or(Err(Error::Stalled("a statement never answered")))? {
             Some(reader) if reader == pid => {}
             _ => return Err(Error::SlotBusy { slot }),
         }
         Ok(match read {
-            Ok(read) => Outcome::Tail(read).into(),
-            Err(error) => Outcome::TailFailed(describe(&error)).into(),
+            Ok(read) => BrokerInput::Tail(read).into(),
+            Err(error) => BrokerInput::TailFailed(describe(&error)).into(),
         })
     }
     .boxed()
@@ -129,14 +83,6 @@ pub(super) fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Du
 pub(super) fn note_look(noted: impl Future<Output = Result<(), Error>> + Send + 'static) -> Job {
     job(async move {
         tolerate(noted.await);
-        Ok(Done::Nothing)
-    })
-}
-
-/// Goes to another server of the broker's cluster.
-pub(super) fn leave_server(tail: TailReader) -> Job {
-    job(async move {
-        tail.leave_server().await;
         Ok(Done::Nothing)
     })
 }
@@ -162,9 +108,9 @@ pub(super) fn checkpoint(
             // Nothing is confirmed meanwhile, and everything else goes on.
             Err(error) if error.is_contention() => {
                 warn!(error = describe(&error), "cannot write down what may be confirmed");
-                Ok(Outcome::Checkpointed(None).into())
+                Ok(BooksInput::Checkpointed(None).into())
             }
-            written => written.map(|()| Outcome::Checkpointed(Some(at)).into()),
+            written => written.map(|()| BooksInput::Checkpointed(Some(at)).into()),
         }
     })
 }
@@ -199,10 +145,10 @@ pub(super) fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>
             }
             not_parked.into_iter().rev().for_each(|it| left.push_front(it));
         }
-        let Some(held_up) = held_up else { return Ok(Outcome::Parked(parked).into()) };
+        let Some(held_up) = held_up else { return Ok(RowsInput::Parked(parked).into()) };
         warn!(error = held_up, events = left.len(), "cannot park, trying again");
         // Not those that were: somebody may requeue them meanwhile.
-        Ok(Outcome::NotParked { parked, left: left.into() }.into())
+        Ok(RowsInput::NotParked { parked, left: left.into() }.into())
     })
 }
 
@@ -211,7 +157,7 @@ pub(super) fn make_up_for_marks(store: Arc<Rows>) -> Job {
 }
 
 pub(super) fn look(store: Arc<Books>, slot: String) -> Job {
-    job(async move { store.slot_health(&slot).await.map(|it| Outcome::Slot(it).into()) })
+    job(async move { store.slot_health(&slot).await.map(|it| BooksInput::Slot(it).into()) })
 }
 
 pub(super) fn mark(
@@ -229,7 +175,7 @@ pub(super) fn mark(
                 marked => break marked.map(|(rows, without_row)| Marked { rows, without_row }),
             }
         };
-        Ok(Outcome::Marked { statement, marked: tolerate(marked) }.into())
+        Ok(MarkingInput::Marked { statement, marked: tolerate(marked) }.into())
     })
 }
 

@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use pgoutput::{Logical, Lsn, Message};
 use pgwire_replication::ReplicationEvent;
 
-use crate::engine::Input;
+use crate::engine::LogInput;
 use crate::error::Error;
 use crate::postgres::{Messages, Rows, Walsender};
 
@@ -45,7 +45,7 @@ impl LogStream {
     /// Waits for the log and appends what it brings, at most a bounded number of inputs.
     ///
     /// Cancel safe: a message taken is a message appended.
-    pub(crate) async fn receive(&mut self, into: &mut Vec<Input>) -> Result<(), Error> {
+    pub(crate) async fn receive(&mut self, into: &mut Vec<LogInput>) -> Result<(), Error> {
         let mut next = self.walsender.0.recv().await;
         let mut bytes = 0;
         for _ in 0..MESSAGES_AT_ONCE {
@@ -98,27 +98,27 @@ impl LogStream {
         left
     }
 
-    fn message(&self, message: &Logical) -> Option<Input> {
+    fn message(&self, message: &Logical) -> Option<LogInput> {
         Some(match self.messages.read(&self.rows, message, self.committed_at_micros)? {
-            Ok(outgoing) => Input::Emitted(outgoing),
-            Err(why) => Input::Ignored(why),
+            Ok(outgoing) => LogInput::Emitted(outgoing),
+            Err(why) => LogInput::Ignored(why),
         })
     }
 
-    fn input(&mut self, event: ReplicationEvent) -> Result<Option<Input>, Error> {
+    fn input(&mut self, event: ReplicationEvent) -> Result<Option<LogInput>, Error> {
         Ok(match event {
             ReplicationEvent::Begin { final_lsn, commit_time_micros, .. } => {
                 self.committed_at_micros = commit_time_micros;
-                Some(Input::Begin { commit_lsn: Lsn(final_lsn.0), commit_time_micros })
+                Some(LogInput::Begin { commit_lsn: Lsn(final_lsn.0), commit_time_micros })
             }
             ReplicationEvent::Commit { end_lsn, .. } => {
-                Some(Input::Commit { end_lsn: Lsn(end_lsn.0) })
+                Some(LogInput::Commit { end_lsn: Lsn(end_lsn.0) })
             }
             ReplicationEvent::KeepAlive { wal_end, .. } => {
-                Some(Input::Keepalive { wal_end: Lsn(wal_end.0) })
+                Some(LogInput::Keepalive { wal_end: Lsn(wal_end.0) })
             }
             ReplicationEvent::XLogData { data, .. } => match Message::decode(data)? {
-                Message::Insert(insert) => self.rows.insert(&insert)?.map(Input::Logged),
+                Message::Insert(insert) => self.rows.insert(&insert)?.map(LogInput::Logged),
                 Message::Relation(relation) => {
                     self.rows.relation(&relation)?;
                     None

@@ -9,15 +9,16 @@ use tracing::info;
 use uuid::Uuid;
 
 use super::Replication;
-use super::jobs::{Done, Job, job, long_job, tolerate};
+use super::jobs::{job, long_job, tolerate};
 use crate::config::{Config, MarkBy};
 use crate::engine::{
-    Age, Found, Outcome, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Swept, Unmarked, Verdict,
+    Age, Found, MarkingInput, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Swept, Unmarked, Verdict,
 };
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
 use crate::postgres::Store;
 use crate::postgres::sql::{Marks, SweepCursor, oldest_running};
+use crate::source::{Done, Job};
 
 /// How long a second connection may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(10);
@@ -40,6 +41,31 @@ impl MarkStores {
 }
 
 impl Replication {
+    /// Keeps another connection for marks, of which so many wait.
+    pub(in crate::source) fn second_opened(
+        &mut self,
+        store: Option<Arc<Marks>>,
+        waiting: usize,
+    ) -> MarkingInput {
+        self.marks.second = store;
+        let is_open = self.marks.second.is_some();
+        if is_open {
+            info!(waiting, "marks are late: writing them over a second connection too");
+        }
+        MarkingInput::SecondWriter(is_open)
+    }
+
+    /// Keeps what brings more of what a sweep looks for.
+    pub(in crate::source) fn unmarked(
+        &mut self,
+        found: Option<(Found, Option<Box<SweepCursor>>)>,
+    ) -> MarkingInput {
+        MarkingInput::Unmarked(found.map(|(found, look)| {
+            self.marks.look = look;
+            found
+        }))
+    }
+
     pub(super) fn take_watermark(&self) -> Job {
         let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         job(async move {
@@ -47,11 +73,11 @@ impl Replication {
                 let watermark = store.observe().await?;
                 // It must not cover a row that the log was not to bring.
                 store.check_publication(&config).await?;
-                Ok(Outcome::Watermark(Some(watermark)).into())
+                Ok(MarkingInput::Watermark(Some(watermark)).into())
             };
             let observed: Result<Done, Error> = observed.await;
             match observed {
-                Err(error) if error.is_contention() => Ok(Outcome::Watermark(None).into()),
+                Err(error) if error.is_contention() => Ok(MarkingInput::Watermark(None).into()),
                 observed => observed,
             }
         })
@@ -123,10 +149,10 @@ impl Replication {
         };
         long_job(async move {
             let Some((tail, reached)) = tolerate(tail.all_back_to(way).await) else {
-                return Ok(Outcome::Unmarked(None).into());
+                return Ok(MarkingInput::Unmarked(None).into());
             };
             let (stored, is_whole) = (tail.stored, reached && resolved_before.is_some());
-            Ok(Outcome::StreamBack { found, stored, is_whole }.into())
+            Ok(MarkingInput::StreamBack { found, stored, is_whole }.into())
         })
     }
 
@@ -139,7 +165,7 @@ impl Replication {
             pass,
         };
         long_job(async move {
-            Ok(Outcome::Swept(tolerate(seek.carry_out(found, verdict).await)).into())
+            Ok(MarkingInput::Swept(tolerate(seek.carry_out(found, verdict).await)).into())
         })
     }
 
@@ -151,7 +177,7 @@ impl Replication {
                 marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
                 Ok(Swept { found, marked, unlogged: 0, suspected: verdict.suspected })
             };
-            Ok(Outcome::Swept(tolerate(swept.await)).into())
+            Ok(MarkingInput::Swept(tolerate(swept.await)).into())
         })
     }
 }

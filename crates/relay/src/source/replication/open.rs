@@ -18,7 +18,7 @@ use super::mark_jobs::MarkStores;
 use super::{Log, OpenSlot, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Engine, EngineStart, LastEvent, Limits, MARKS_WAITING_MAX,
+    Backfill, Batching, Checkpoint, Engine, LastEvent, Limits, LogStart, MARKS_WAITING_MAX,
     Marking, MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Start, Tail,
     WrittenDown, beyond_the_log,
 };
@@ -27,7 +27,7 @@ use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, StateRow};
 use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
 use crate::source::history_watch::HistoryWatch;
-use crate::source::{Opened, lost_end};
+use crate::source::{Opened, Source, lost_end};
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";
@@ -97,7 +97,7 @@ async fn publishing(
 }
 
 /// Of a session that brings nothing of the log.
-fn start(config: &Config, mode: Mode, tail: Tail) -> Start {
+pub(in crate::source) fn start(config: &Config, mode: Mode, tail: Tail) -> Start {
     Start {
         mode,
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
@@ -197,14 +197,14 @@ async fn log_stream(
 /// # Errors
 ///
 /// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
-pub(super) async fn open(
+pub(in crate::source) async fn open(
     config: &Arc<Config>,
     opening: &Opening,
     client: &Client,
     link: watch::Receiver<NatsLink>,
     once: bool,
     unfenced: Option<String>,
-) -> Result<Opened<Replication>, Error> {
+) -> Result<Opened, Error> {
     let known = match Taken::take(config, opening, client, unfenced).await? {
         Took::Slot(taken) => taken.stream(config).await?.know(config, once).await?,
         Took::Awaited(awaited) => awaited.know(config, opening).await?,
@@ -409,7 +409,7 @@ impl Known {
         client: &Client,
         link: watch::Receiver<NatsLink>,
         once: bool,
-    ) -> Result<Opened<Replication>, Error> {
+    ) -> Result<Opened, Error> {
         let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, .. } = self;
         let (unfenced, restores, went_back) = (self.unfenced, self.restores, self.went_back);
         let last_event = self.last_event;
@@ -427,7 +427,7 @@ impl Known {
         let books = Arc::new(Books::of(store).await?);
         let rows = Store::brief(config, "tailpost rows").await?;
         let rows = Arc::new(sql::Rows::of(rows).await?);
-        let engine = Engine::new(EngineStart {
+        let engine = Engine::of_log(LogStart {
             publishing,
             marking,
             backfill,
@@ -452,7 +452,7 @@ impl Known {
         };
         let started = Instant::now();
         Ok(Opened {
-            source,
+            source: Source::Log(Box::new(source)),
             engine,
             publisher,
             answers,

@@ -7,18 +7,19 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::Replication;
-use super::jobs::{Done, Job, job, long_job, tolerate};
+use super::jobs::{job, long_job, tolerate};
 use super::replay_source::{OpenReplay, Page};
 use crate::describe;
 use crate::engine::{
-    Outcome, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
+    ReplayInput, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
     SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
 use crate::nats::History;
 use crate::postgres::Store;
-use crate::postgres::sql::{ReplayedRow, SlotReader, TakenReplay};
+use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::reporter::Reporter;
+use crate::source::{Done, Job};
 
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
@@ -29,7 +30,7 @@ impl Replication {
         let stream = self.config.stream.name.clone();
         job(async move {
             let found = not_now(store.next_replay(&slot, &stream).await)?;
-            Ok(Outcome::ReplayFound(found.flatten()).into())
+            Ok(ReplayInput::Found(found.flatten()).into())
         })
     }
 
@@ -52,10 +53,10 @@ impl Replication {
             };
             let (store, taken, stored) = match begun.await {
                 Ok(Some(begun)) => begun,
-                Ok(None) => return Ok(Outcome::ReplayBegun(None).into()),
+                Ok(None) => return Ok(ReplayInput::Begun(None).into()),
                 Err(error) => {
                     warn!(error = describe(&error), "cannot begin a replay now, trying again");
-                    return Ok(Outcome::ReplayBegun(None).into());
+                    return Ok(ReplayInput::Begun(None).into());
                 }
             };
             info!(replay = %id, place = taken.place, already_stored = stored.len(), "replaying");
@@ -82,6 +83,15 @@ impl Replication {
             };
             Ok(Done::Replaying(Box::new((start, source))))
         })
+    }
+
+    /// Keeps what a replay reads.
+    pub(in crate::source) fn replaying(
+        &mut self,
+        (start, source): (ReplayStart, OpenReplay),
+    ) -> ReplayInput {
+        self.replay = Some(source);
+        ReplayInput::Begun(Some(start))
     }
 
     pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Result<Job, Error> {
@@ -124,12 +134,16 @@ impl Replication {
             if note.is_done && wish.is_some() {
                 info!(replay = %note.id, published = note.published, "replayed");
             }
-            Ok(Outcome::ReplayNoted { problems, wish }.into())
+            Ok(ReplayInput::Noted { problems, wish }.into())
         }))
     }
 
     /// Makes events of what was read.
-    pub(super) fn replay_page(&self, of: (Uuid, i64), page: Result<Page, ReplayUnread>) -> Outcome {
+    pub(in crate::source) fn replay_page(
+        &self,
+        of: (Uuid, i64),
+        page: Result<Page, ReplayUnread>,
+    ) -> ReplayInput {
         let source = self.replay.as_ref().filter(|it| it.taken.id == of.0);
         let page = match (source, page) {
             (None, _) => Err(ReplayUnread::Waits("the replay is over".to_owned())),
@@ -144,7 +158,7 @@ impl Replication {
                 })
             }
         };
-        Outcome::ReplayRead { of, page }
+        ReplayInput::Read { of, page }
     }
 
     fn replayed_row(&self, row: &ReplayedRow, replay: &TakenReplay) -> Result<ReplayRow, Error> {
@@ -155,10 +169,6 @@ impl Replication {
             Some(scanned) => Ok(replay.readdressed(self.log.rows().scanned(scanned)?, position)),
         };
         Ok(ReplayRow { place, event, outgoing })
-    }
-
-    fn reader(&self) -> SlotReader {
-        SlotReader { slot: self.config.slot.clone(), pid: self.slot.reader }
     }
 }
 

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 use super::Replication;
-use super::jobs::{Done, Job, Scanned, job, long_job};
+use super::jobs::{job, long_job};
 use crate::config::OnPark;
 use crate::describe;
 use crate::engine::{
-    Blocked, OpenScan, Outcome, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanRead, Sees,
+    Blocked, OpenScan, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanInput, ScanRead, Sees,
 };
 use crate::error::Error;
 use crate::postgres::slot::scan_reach;
 use crate::postgres::sql::{Scan, Scanner};
+use crate::source::{Done, Job, Scanned};
 
 /// How often a scan releases what waits in vain before it begins. What is left then is locked by
 /// somebody, and waits for the next scan.
@@ -64,17 +65,17 @@ fn postponed(error: Error) -> Result<Done, Error> {
         return Err(error);
     }
     warn!(error = describe(&error), "cannot scan for unpublished rows, trying again");
-    Ok(Outcome::ScanPostponed.into())
+    Ok(ScanInput::Postponed.into())
 }
 
 impl Replication {
     /// Keeps the scan's cursor.
-    pub(super) fn scanned(&mut self, scanned: Scanned) -> Result<Outcome, Error> {
+    pub(in crate::source) fn scanned(&mut self, scanned: Scanned) -> Result<ScanInput, Error> {
         let Scanned { scanner, rows, blocked, seen } = scanned;
         let process = scanner.process();
         self.scanner = Some(scanner);
         let rows: Result<Vec<_>, _> = rows.iter().map(|row| self.log.rows().scanned(row)).collect();
-        Ok(Outcome::ScanRead(ScanRead { process, rows: rows?, blocked, seen }))
+        Ok(ScanInput::Read(ScanRead { process, rows: rows?, blocked, seen }))
     }
 
     pub(super) fn open_scan(&mut self, open: OpenScan) -> Job {
@@ -109,7 +110,7 @@ impl Replication {
         long_job(async move {
             match opened.await {
                 Ok(Some((scanner, blocked))) => read(scanner, blocked).await,
-                Ok(None) => Ok(Outcome::ScanPostponed.into()),
+                Ok(None) => Ok(ScanInput::Postponed.into()),
                 Err(error) => postponed(error),
             }
         })
@@ -122,7 +123,7 @@ impl Replication {
 
     pub(super) fn close_scan(&mut self) -> Result<Job, Error> {
         let scanner = self.open_scanner()?;
-        Ok(job(async move { scanner.close().await.map(|()| Outcome::ScanClosed.into()) }))
+        Ok(job(async move { scanner.close().await.map(|()| ScanInput::Closed.into()) }))
     }
 
     fn open_scanner(&mut self) -> Result<Box<Scanner>, Error> {
@@ -138,7 +139,7 @@ impl Replication {
     pub(super) fn watch_scan(&self, process: i32) -> Job {
         let store = Arc::clone(&self.books);
         job(
-            async move { store.is_waited_for(process).await.map(|it| Outcome::ScanWatched(it).into()) },
+            async move { store.is_waited_for(process).await.map(|it| ScanInput::Watched(it).into()) },
         )
     }
 
@@ -147,8 +148,8 @@ impl Replication {
         let reader = self.slot.reader;
         job(async move {
             match store.gap_filled(&slot, reader, rows).await {
-                Err(error) if error.is_contention() => Ok(Outcome::GapNoted(false).into()),
-                noted => noted.map(|()| Outcome::GapNoted(true).into()),
+                Err(error) if error.is_contention() => Ok(ScanInput::GapNoted(false).into()),
+                noted => noted.map(|()| ScanInput::GapNoted(true).into()),
             }
         })
     }
@@ -171,7 +172,7 @@ impl Replication {
                 }
                 marked => Some(marked?),
             };
-            Ok(Outcome::ScanMarked { batches, published, marked }.into())
+            Ok(ScanInput::Marked { batches, published, marked }.into())
         })
     }
 

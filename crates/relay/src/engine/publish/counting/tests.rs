@@ -10,7 +10,8 @@ use outbox::wire::Position;
 use uuid::Uuid;
 
 use super::*;
-use crate::engine::messages::{Input, Refusal, Start};
+use crate::engine::input::{BrokerInput, LogInput, Refusal};
+use crate::engine::messages::Start;
 use crate::engine::tail_messages::TailMessage;
 use crate::engine::window::{Limits, Outgoing, Tried};
 
@@ -85,14 +86,18 @@ fn event(id: u128) -> Outgoing {
     }
 }
 
-fn apply(state: &mut Publishing, input: Input) {
-    state.apply(Duration::ZERO, input);
+fn read(state: &mut Publishing, input: LogInput) {
+    state.read(Duration::ZERO, input);
+}
+
+fn hear(state: &mut Publishing, input: BrokerInput) {
+    state.heard(Duration::ZERO, input);
 }
 
 /// The log brings a transaction.
 fn log_since(state: &mut Publishing, commit_time_micros: i64, ids: &[u128]) {
-    apply(state, Input::Begin { commit_lsn: Lsn(20), commit_time_micros });
-    ids.iter().for_each(|id| apply(state, Input::Logged(event(*id))));
+    read(state, LogInput::Begin { commit_lsn: Lsn(20), commit_time_micros });
+    ids.iter().for_each(|id| read(state, LogInput::Logged(event(*id))));
 }
 
 fn log(state: &mut Publishing, ids: &[u128]) {
@@ -112,7 +117,7 @@ fn resolved(state: &mut Publishing) -> Vec<(u128, Option<u64>)> {
 /// Counted and uncertain, if that was told.
 fn told(state: &mut Publishing) -> Option<(u64, u64)> {
     std::iter::from_fn(|| state.next_request()).find_map(|it| {
-        let Request::TellCount { counted, uncertain } = it else { return None };
+        let Request::Tell(Notice::Counted { counted, uncertain }) = it else { return None };
         Some((counted, uncertain))
     })
 }
@@ -141,10 +146,10 @@ fn as_many_events_are_stored_as_the_stream_has_given_sequences_since() {
 #[test]
 fn what_takes_no_sequence_is_not_counted() {
     let mut state = purged(10, 11);
-    apply(&mut state, Input::Begin { commit_lsn: Lsn(20), commit_time_micros: 0 });
+    read(&mut state, LogInput::Begin { commit_lsn: Lsn(20), commit_time_micros: 0 });
     let subject = Err(crate::engine::window::Unpublished::Dropped);
-    apply(&mut state, Input::Logged(Outgoing { subject, ..event(1) }));
-    apply(&mut state, Input::Logged(event(2)));
+    read(&mut state, LogInput::Logged(Outgoing { subject, ..event(1) }));
+    read(&mut state, LogInput::Logged(event(2)));
     assert_eq!(resolved(&mut state), [(1, None), (2, Some(11))]);
 }
 
@@ -162,7 +167,7 @@ fn counted_events_are_held_until_the_count_is_reached() {
     log(&mut state, &[1]);
     assert_eq!((resolved(&mut state), state.has_send()), (vec![], false));
     assert!(state.is_counting(), "nothing may be confirmed, or written down");
-    apply(&mut state, Input::Logged(event(2)));
+    read(&mut state, LogInput::Logged(event(2)));
     assert_eq!(resolved(&mut state), [(1, Some(11)), (2, Some(12))]);
     assert!(!state.is_counting());
 }
@@ -171,10 +176,10 @@ fn counted_events_are_held_until_the_count_is_reached() {
 fn more_messages_than_events_are_not_believed() {
     let mut state = purged(10, 19);
     log(&mut state, &[1, 2]);
-    apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
-    apply(&mut state, Input::Keepalive { wal_end: Lsn(BEFORE.0 - 1) });
+    read(&mut state, LogInput::Commit { end_lsn: Lsn(25) });
+    read(&mut state, LogInput::Keepalive { wal_end: Lsn(BEFORE.0 - 1) });
     assert!(state.is_counting(), "the log may bring more");
-    apply(&mut state, Input::Keepalive { wal_end: BEFORE });
+    read(&mut state, LogInput::Keepalive { wal_end: BEFORE });
     assert_eq!(told(&mut state), Some((0, 2)));
     assert_distrusted(&mut state, "more messages than events");
 }
@@ -234,9 +239,9 @@ fn a_place_of_other_rules_is_void_and_the_next_has_none_of_their_sequences() {
     assert_distrusted(&mut state, "the predecessor had other rules");
     let index = state.next_send().map(|it| it.index).expect("the event");
     assert_eq!(state.place().map(|it| it.seq), Some(None), "it may be stored late");
-    apply(&mut state, Input::Acked { epoch: 0, index, seq: 11, is_duplicate: false });
-    apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
-    apply(&mut state, Input::Keepalive { wal_end: BEFORE });
+    hear(&mut state, BrokerInput::Acked { epoch: 0, index, seq: 11, is_duplicate: false });
+    read(&mut state, LogInput::Commit { end_lsn: Lsn(25) });
+    read(&mut state, LogInput::Keepalive { wal_end: BEFORE });
     assert_eq!(state.place().map(|it| it.seq), Some(Some(11)));
 }
 
@@ -245,15 +250,15 @@ fn a_place_is_void_while_rows_of_a_scan_or_copies_take_sequences() {
     let with_tail = || {
         let mut state = purged(10, 10);
         log(&mut state, &[]);
-        apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
+        read(&mut state, LogInput::Commit { end_lsn: Lsn(25) });
         assert_eq!(state.place().map(|it| it.seq), Some(Some(10)));
         state
     };
     let mut state = with_tail();
-    apply(&mut state, Input::Scanned { batch: 0, rows: vec![event(1)] });
+    state.scanned(Duration::ZERO, 0, vec![event(1)]);
     assert_eq!(state.place().and_then(|it| it.seq), None, "a scan");
     let mut state = with_tail();
-    apply(&mut state, Input::Replayed(event(1)));
+    state.replayed(Duration::ZERO, event(1));
     assert_eq!(state.place().and_then(|it| it.seq), None, "a replay");
 }
 
@@ -264,10 +269,10 @@ fn a_place_is_void_before_an_event_that_was_sent_is_parked() {
     for epoch in 0..2 {
         let index = state.next_send().map(|it| it.index).expect("the event");
         let refusal = Refusal::Message("too large".into());
-        apply(&mut state, Input::Refused { epoch, index, refusal });
+        hear(&mut state, BrokerInput::Refused { epoch, index, refusal });
         let later = Duration::from_secs(1 + u64::from(epoch));
-        state.apply(later, Input::Tick);
-        state.apply(later, Input::Tail(Tail::ending_at(10)));
+        state.tick(later);
+        state.heard(later, BrokerInput::Tail(Tail::ending_at(10)));
     }
     assert!(state.voids_place(), "it may be stored all the same");
     assert!(!state.has_send(), "the place still has its sequence");
@@ -281,8 +286,8 @@ fn sequences_that_no_message_explains_void_the_place() {
     for (last_seq, is_void) in [(5, false), (7, true)] {
         let whole = WrittenDown { stream_is_whole: true, ..written(Some(5)) };
         let mut state = start(Mode::Fenced, whole, Tail::ending_at(5));
-        apply(&mut state, Input::LinkLost);
-        apply(&mut state, Input::Tail(Tail::ending_at(last_seq)));
+        hear(&mut state, BrokerInput::LinkLost);
+        hear(&mut state, BrokerInput::Tail(Tail::ending_at(last_seq)));
         assert_eq!(state.voids_place(), is_void, "the stream ends at {last_seq}");
     }
 }
@@ -292,11 +297,11 @@ fn sequences_that_no_message_explains_void_the_place() {
 fn an_event_that_could_not_be_counted_gets_no_place_with_a_sequence() {
     let mut state = start(Mode::Fenced, written(None), Tail::ending_at(10));
     log(&mut state, &[1]);
-    apply(&mut state, Input::Commit { end_lsn: Lsn(25) });
+    read(&mut state, LogInput::Commit { end_lsn: Lsn(25) });
     assert!(state.next_send().is_some());
     assert_eq!(state.place().map(|it| it.seq), Some(None), "it may be in the stream already");
-    apply(&mut state, Input::Acked { epoch: 0, index: 0, seq: 11, is_duplicate: false });
-    apply(&mut state, Input::Keepalive { wal_end: BEFORE });
+    hear(&mut state, BrokerInput::Acked { epoch: 0, index: 0, seq: 11, is_duplicate: false });
+    read(&mut state, LogInput::Keepalive { wal_end: BEFORE });
     assert_eq!(state.place().map(|it| it.seq), Some(Some(11)), "everything is known by now");
 }
 
@@ -308,7 +313,7 @@ fn a_message_in_the_place_of_another_voids_the_place() {
         let mut state = start(Mode::Fenced, whole, Tail::ending_at(10));
         log(&mut state, &[1, 2]);
         while state.next_send().is_some() {}
-        apply(&mut state, Input::LinkLost);
+        hear(&mut state, BrokerInput::LinkLost);
         let position = Some(Position { system_id: SYSTEM, timeline: 1, lsn: 20, ordinal: 0 });
         let (id, position_event) = (Some(Uuid::from_u128(id)), None);
         let mut tail = Tail::ending_at(11);
@@ -316,7 +321,7 @@ fn a_message_in_the_place_of_another_voids_the_place() {
             SYSTEM,
             [TailMessage { seq: 11, id, position, position_event, replay: None, is_marker: false }],
         );
-        apply(&mut state, Input::Tail(tail));
+        hear(&mut state, BrokerInput::Tail(tail));
         assert_eq!(state.voids_place(), is_void, "{id:?} follows the place");
     }
 }
@@ -326,8 +331,8 @@ fn a_message_in_the_place_of_another_voids_the_place() {
 fn a_stream_that_ends_earlier_than_the_place_passes_nothing() {
     for (last_seq, unresolved) in [(9, 0), (4, 1)] {
         let mut state = purged(9, last_seq);
-        apply(&mut state, Input::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
-        apply(&mut state, Input::Logged(event(1)));
+        read(&mut state, LogInput::Begin { commit_lsn: Lsn(5), commit_time_micros: 0 });
+        read(&mut state, LogInput::Logged(event(1)));
         assert_eq!(state.unresolved(), unresolved, "the stream ends at {last_seq}");
     }
 }

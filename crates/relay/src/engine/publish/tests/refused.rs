@@ -1,23 +1,23 @@
 //! What is believed of what is said to be refused.
 
 use super::*;
-use crate::engine::Dead;
+use crate::engine::{Dead, Notice};
 
 fn refuse(state: &mut Publishing, index: u64, refusal: Refusal) {
     let epoch = state.link.epoch();
-    state.apply(state.now, Input::Refused { epoch, index, refusal });
+    state.heard(state.now, BrokerInput::Refused { epoch, index, refusal });
 }
 
 fn acknowledge(state: &mut Publishing, index: u64, seq: u64) {
     let epoch = state.link.epoch();
-    state.apply(state.now, Input::Acked { epoch, index, seq, is_duplicate: false });
+    state.heard(state.now, BrokerInput::Acked { epoch, index, seq, is_duplicate: false });
 }
 
 /// The stream is read, late enough, and is empty.
 fn lacks_all(state: &mut Publishing) {
-    state.apply(state.now + Duration::from_millis(100), Input::Tick);
+    state.tick(state.now + Duration::from_millis(100));
     reads_of_the_tail(state);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
 }
 
 fn parked(state: &mut Publishing) -> Vec<Dead> {
@@ -45,14 +45,14 @@ fn a_message_is_refused_once_the_stream_lacks_it_twice() {
     };
     say_sealed(&mut state);
     assert_eq!(reads_of_the_tail(&mut state), 1);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     say_sealed(&mut state);
     assert_eq!(reads_of_the_tail(&mut state), 0, "the stream may still answer");
     let epoch = state.link.epoch();
-    state.apply(state.now, Input::Acked { epoch, index: 1, seq: 1, is_duplicate: false });
+    state.heard(state.now, BrokerInput::Acked { epoch, index: 1, seq: 1, is_duplicate: false });
     assert_eq!((state.counts().strangers, state.counts().acked), (1, 1));
     let request = state.next_request();
-    assert!(matches!(request, Some(Request::TellStranger(_))), "{request:?}");
+    assert!(matches!(request, Some(Request::Tell(Notice::Stranger { .. }))), "{request:?}");
 }
 
 /// One of the two is forged, whichever comes first.
@@ -76,9 +76,9 @@ fn a_message_that_is_said_to_be_stored_and_refused_is_sought_in_the_stream() {
         assert_eq!((state.counts().acked, state.counts().strangers), (1, 1));
         lacks_all(&mut state); // the reading may have been begun before it was stored
         assert_eq!(reads_of_the_tail(&mut state), 1, "refused first: {refused_first}");
-        state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+        state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
         let request = state.next_request();
-        assert!(matches!(request, Some(Request::StreamIsShorter)), "{request:?}");
+        assert!(matches!(request, Some(Request::End(End::StreamIsShorter))), "{request:?}");
     }
 }
 
@@ -91,9 +91,9 @@ fn what_is_refused_and_may_not_be_published_is_parked_once() {
     lacks_all(&mut state);
     send_all(&mut state);
     refuse(&mut state, 0, Refusal::Message("too large".into()));
-    state.apply(state.now, Input::Denied { subject: "s".into(), reason: "no".into() });
+    state.heard(state.now, BrokerInput::Denied { subject: "s".into(), reason: "no".into() });
     assert_eq!(parked(&mut state).len(), 1);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     assert_eq!(parked(&mut state).len(), 0);
 }
 
@@ -107,7 +107,7 @@ fn a_dead_letter_says_what_the_broker_said() {
     lacks_all(&mut state);
     send_all(&mut state);
     let refusal = Refusal::OverLimit("5000 bytes, and max_msg_size is 4096".into());
-    state.apply(state.now, Input::Unsendable { index: 0, refusal });
+    state.heard(state.now, BrokerInput::Unsendable { index: 0, refusal });
     let parked = parked(&mut state);
     assert_eq!(parked.len(), 1);
     assert_eq!(parked[0].reason, "message size exceeds maximum (10054)");
@@ -123,15 +123,15 @@ fn a_message_behind_one_that_is_refused_is_not_parked_for_what_others_say() {
     log(&mut state, 3);
     assert_eq!(send_all(&mut state), 3, "in a batch");
     let refusal = || Refusal::Message("too large".into());
-    state.apply(state.now, Input::Broken { batch: 1, number: 3, refusal: refusal() });
-    state.apply(state.now, Input::Tail(Tail::ending_at(1)));
+    state.heard(state.now, BrokerInput::Broken { batch: 1, number: 3, refusal: refusal() });
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(1)));
     send_all(&mut state);
     acknowledge(&mut state, 1, 2);
     assert_eq!(send_all(&mut state), 2, "in a batch");
-    state.apply(state.now, Input::Broken { batch: 2, number: 2, refusal: refusal() });
+    state.heard(state.now, BrokerInput::Broken { batch: 2, number: 2, refusal: refusal() });
     let moved = Refusal::ExpectedLastSequence; // by somebody else's message
-    state.apply(state.now, Input::Broken { batch: 2, number: 1, refusal: moved });
-    state.apply(state.now, Input::Tail(Tail { foreign: 1, ..Tail::ending_at(3) }));
+    state.heard(state.now, BrokerInput::Broken { batch: 2, number: 1, refusal: moved });
+    state.heard(state.now, BrokerInput::Tail(Tail { foreign: 1, ..Tail::ending_at(3) }));
     assert_eq!(parked(&mut state).len(), 0);
     assert_eq!(state.unresolved(), 2);
 }
@@ -145,7 +145,7 @@ fn the_stream_has_time_to_take_what_others_say_is_refused() {
     lacks_all(&mut state);
     send_all(&mut state);
     refuse(&mut state, 0, Refusal::Message("too large".into()));
-    state.apply(state.now, Input::LinkLost);
-    state.apply(state.now, Input::Tail(Tail::ending_at(0)));
+    state.heard(state.now, BrokerInput::LinkLost);
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     assert_eq!(parked(&mut state).len(), 0);
 }

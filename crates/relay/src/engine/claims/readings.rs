@@ -16,7 +16,7 @@ enum Whole {
     Stale,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Readings {
     whole: Whole,
     /// When the look that is under way was begun.

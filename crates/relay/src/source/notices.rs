@@ -2,12 +2,12 @@
 
 use tracing::{error, info, warn};
 
-use super::{Log, Replication};
+use super::Source;
 use crate::engine::{Ignored, Notice, SlotNotice};
 use crate::reporter::Reporter;
 use crate::status::SlotStatus;
 
-impl Replication {
+impl Source {
     pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
         match notice {
             Notice::Uncounted => warn!(
@@ -40,12 +40,13 @@ impl Replication {
             Notice::Slot { status, notice } => {
                 self.tell_of_slot(&status, notice);
                 reporter.slot(status);
-                if let Log::Awaited(slot) = &self.log {
-                    reporter.waiting(slot.waits_for());
+                match self {
+                    Self::Log(log) => log.tell_waits(reporter),
+                    Self::Table(_) => {}
                 }
             }
             Notice::StaysFenced => error!(
-                stream = self.config.stream.name,
+                stream = self.config().stream.name,
                 "others keep writing to the stream, and each of their messages makes the relay read \
                  the stream's end again: nothing is lost or doubled, but it is slow. Give the relay \
                  a stream of its own, or set relay.mark = \"row\" and relay.mode = \"keyed\", and \
@@ -62,7 +63,7 @@ impl Replication {
     }
 
     fn tell_of_ignored(&self, why: Ignored) {
-        let prefix = self.config.table.wal_prefix();
+        let prefix = self.config().table.wal_prefix();
         match why {
             Ignored::Off => error!(
                 prefix,
@@ -79,7 +80,7 @@ impl Replication {
     }
 
     fn tell_of_slot(&self, status: &SlotStatus, notice: Option<SlotNotice>) {
-        let (slot, retained_bytes) = (&self.config.slot, status.retained_bytes);
+        let (slot, retained_bytes) = (&self.config().slot, status.retained_bytes);
         match notice {
             Some(SlotNotice::OverLimit) => {
                 error!(slot, retained_bytes, "the slot keeps more of the log than relay.wal_limit");

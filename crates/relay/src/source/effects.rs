@@ -1,0 +1,86 @@
+//! What the engine wants done becomes jobs beside the session's loop.
+//!
+//! Every match here names every effect: one that is added and not carried out does not compile.
+
+use std::time::Duration;
+
+use super::{Done, Job, STREAM_IS_SHORTER, Source, within};
+use crate::engine::{BrokerEffect, Effect, End, Resolved};
+use crate::error::Error;
+use crate::nats::TailReader;
+use crate::reporter::Reporter;
+
+/// How long that may take.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
+
+impl Source {
+    /// Does what the engine says, or makes a job of it. `None` if it is done, and nothing comes of it.
+    ///
+    /// # Errors
+    ///
+    /// What ends the session.
+    pub(crate) fn carry_out(
+        &mut self,
+        effect: Effect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        match effect {
+            Effect::Books(effect) => self.replication()?.books_job(effect),
+            Effect::Rows(effect) => match self {
+                Self::Log(log) => Ok(Some(log.rows_job(effect))),
+                Self::Table(table) => table.rows_job(effect),
+            },
+            Effect::Marking(effect) => Ok(self.replication()?.marking_job(effect)),
+            Effect::Scan(effect) => self.replication()?.scan_job(effect),
+            Effect::Replay(effect) => self.replication()?.replay_job(effect, reporter),
+            Effect::Claims(effect) => self.polling()?.job(effect).map(Some),
+            Effect::Broker(effect) => Ok(Some(self.broker_job(effect))),
+            Effect::Confirm(lsn) => self.replication()?.confirm(lsn).map(|()| None),
+            Effect::Measure(resolved) => {
+                self.know(Resolved::last_of(&resolved));
+                reporter.resolved(&resolved);
+                Ok(None)
+            }
+            Effect::Tell(notice) => {
+                self.tell(notice, reporter);
+                Ok(None)
+            }
+            Effect::End(end) => Err(ended(end)),
+        }
+    }
+
+    fn broker_job(&self, effect: BrokerEffect) -> Job {
+        match effect {
+            BrokerEffect::ReadTail { from, delay } => match self {
+                Self::Log(log) => log.read_tail(from, delay),
+                Self::Table(table) => table.read_tail(from, delay),
+            },
+            BrokerEffect::LeaveServer => leave_server(match self {
+                Self::Log(log) => log.tail(),
+                Self::Table(table) => table.tail(),
+            }),
+        }
+    }
+}
+
+/// Goes to another server of the broker's cluster.
+fn leave_server(tail: TailReader) -> Job {
+    within(LEAVE_MAX, async move {
+        tail.leave_server().await;
+        Ok(Done::Nothing)
+    })
+}
+
+fn ended(end: End) -> Error {
+    match end {
+        End::Refused(reason) => Error::Refused(reason),
+        End::Silence => Error::Stalled("the server fell silent"),
+        End::StreamIsShorter => Error::Stalled(STREAM_IS_SHORTER),
+        End::LeaveFence(reason) => Error::Unfenced { reason },
+        End::ClaimLost => Error::Stalled("a claim was not renewed in time"),
+        End::Bug(what) => Error::bug(what),
+    }
+}
+
+#[cfg(test)]
+mod tests;
