@@ -390,7 +390,7 @@ mod tests {
             "f3a7718378e424f4",
             "e6786487bbfdc8f7",
             "20af453e0957067d",
-            "b700e4a1f28d0ede",
+            "9808117a85ce1f0a",
             "bbb97263c09e93ab",
             "8e0ce28c3c101dfb",
         ];

@@ -160,13 +160,12 @@ impl Source {
         }
     }
 
-    /// Keeps the last event that is known to be stored.
-    fn know(&mut self, last: Option<LastEvent>) {
-        let known = match self {
+    /// The last event that is known to be stored.
+    fn last_event(&mut self) -> &mut Option<LastEvent> {
+        match self {
             Self::Log(log) => &mut log.last_event,
             Self::Table(table) => &mut table.last_event,
-        };
-        *known = LastEvent::later(last, *known);
+        }
     }
 
     fn config(&self) -> &Config {

@@ -185,15 +185,16 @@ pub(crate) enum ClaimsInput {
 }
 
 impl Input {
-    /// The last event of what was read of the stream.
-    pub(crate) fn last_event(&self) -> Option<LastEvent> {
+    /// The last event that is known to be stored, which was `former` before.
+    pub(crate) fn last_event(&self, former: Option<LastEvent>) -> Option<LastEvent> {
         if let Self::Broker(BrokerInput::Tail(tail))
         | Self::Scan(ScanInput::Read(ScanRead { seen: Some(tail), .. }))
         | Self::Claims(ClaimsInput::Looked(tail)) = self
         {
-            return tail.last;
+            let former = former.filter(|_| !tail.is_another);
+            return LastEvent::later(tail.last, former);
         }
-        None
+        former
     }
 }
 

@@ -139,10 +139,10 @@ impl TailReader {
     ) -> Result<Tail, Error> {
         tokio::time::sleep(delay).await;
         let read = || async {
-            let mut tail = self.read_since(from, system_id).await?;
-            tail.known_seq = event.map_or(0, |it| it.seq);
-            tail.has_grown = self.is_replaced(event).await?;
-            Ok(tail)
+            // First: that the stream is another one is said once, and must not be lost.
+            let has_grown = self.is_replaced(event).await?;
+            let known_seq = event.map_or(0, |it| it.seq);
+            Ok(Tail { has_grown, known_seq, ..self.read_since(from, system_id).await? })
         };
         loop {
             tokio::select! {

@@ -79,7 +79,8 @@ impl Source {
         } else if let Input::Claims(ClaimsInput::LookFailed(why)) = &input {
             warn!(error = why, "the stream does not answer, trying again");
         }
-        self.know(input.last_event());
+        let known = self.last_event();
+        *known = input.last_event(*known);
         engine.apply(now, input);
         if let Some(why) = failed {
             let wait = engine.publishing().breaker().1.unwrap_or_default();

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{Done, Job, STREAM_IS_SHORTER, Source, within};
-use crate::engine::{BrokerEffect, Effect, End, Resolved};
+use crate::engine::{BrokerEffect, Effect, End, LastEvent, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::reporter::Reporter;
@@ -37,7 +37,8 @@ impl Source {
             Effect::Broker(effect) => Ok(Some(self.broker_job(effect))),
             Effect::Confirm(lsn) => self.replication()?.confirm(lsn).map(|()| None),
             Effect::Measure(resolved) => {
-                self.know(Resolved::last_of(&resolved));
+                let known = self.last_event();
+                *known = LastEvent::later(Resolved::last_of(&resolved), *known);
                 reporter.resolved(&resolved);
                 Ok(None)
             }

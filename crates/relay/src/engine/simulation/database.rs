@@ -157,8 +157,7 @@ impl World {
         if back > 0 && (honest || self.rng.random_bool(0.5)) {
             let at = if honest { 0 } else { self.rng.random_range(0..back) };
             let outcome = self.relay.outcomes.remove(at);
-            let last = outcome.last_event();
-            self.relay.last_event = LastEvent::later(last, self.relay.last_event);
+            self.relay.last_event = outcome.last_event(self.relay.last_event);
             return self.relay.engine.apply(self.time(), outcome);
         }
         if self.relay.jobs.is_empty() {
