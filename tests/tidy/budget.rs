@@ -12,7 +12,7 @@ const LINES: [(&str, usize); 8] = [
     ("operate", 13006),
     ("outbox", 1907),
     ("pgoutput", 481),
-    ("relay", 18553),
+    ("relay", 18530),
     ("servers", 2340),
     ("tailpost", 12691),
 ];

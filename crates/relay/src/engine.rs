@@ -61,8 +61,6 @@ mod replay_turns;
 mod request;
 mod scanning;
 #[cfg(test)]
-mod seeds;
-#[cfg(test)]
 mod simulation;
 mod slot_found;
 mod slot_health;

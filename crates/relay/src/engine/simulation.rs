@@ -22,6 +22,7 @@ mod failed;
 mod failing;
 mod faults;
 mod going_back;
+mod leases;
 mod marks;
 mod meddling;
 mod mending;

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::nats::TailReader;
 use crate::reporter::Reporter;
 
-/// How long that may take.
+/// How long going to another server of the cluster may take.
 const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 impl Source {

@@ -82,8 +82,8 @@ impl Publishing {
         !self.blocks.is_empty()
     }
 
-    /// The aggregates that are blocked from now on, as the table has it, whatever was blocked before. Only right while
-    /// the window is empty and the log is held.
+    /// The aggregates that are blocked from now on, as the table has it, whatever was blocked before.
+    /// Only right while the window is empty and the log is held.
     pub(crate) fn block_these(&mut self, now: Duration, blocked: Vec<Blocked>) {
         self.now = now;
         self.blocks.replace(blocked, self.window.end());

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+use lab::seeds;
 use pgoutput::Lsn;
 use rand::RngExt;
 
@@ -15,7 +16,6 @@ use super::broker::Packet;
 use super::schedules::CALM;
 use super::sessions::publishing;
 use super::{Faults, Job, Relay, World};
-use crate::engine::seeds::seeds;
 use crate::engine::{
     BrokerEffect, BrokerInput, ClaimsEffect, ClaimsInput, ClaimsSettings, ClaimsStart, Effect, End,
     Engine, Input, LEASE, Mode, Outgoing, RowsEffect, Seen, Tail, Tried, WrittenDown,

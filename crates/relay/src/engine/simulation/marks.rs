@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use lab::seeds;
+
 use super::schedules::{CALM, STEPS};
 use super::{Faults, Job, World};
-use crate::engine::seeds::seeds;
 use crate::engine::{ClaimsEffect, Effect, Input, MarkingEffect, MarkingInput, Resolved};
 
 /// What a statement, or a reading of the stream, is about.

@@ -1,8 +1,9 @@
 //! What is mixed into schedules, and how many of each kind there are.
 
+use lab::seeds;
+
 use super::{Faults, Foreign, World};
 use crate::engine::Mode;
-use crate::engine::seeds::seeds;
 
 /// Of each mix.
 const SEEDS: u64 = 30;
