@@ -16,31 +16,6 @@ async fn wait_ready(address: SocketAddr, code: u16) -> String {
     told
 }
 
-/// DESIGN 11: judged by progress. The connection looks alive all the time.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_whose_broker_is_frozen_is_not_ready_until_it_gets_on_again() {
-    let mut env = TestEnv::proxied().await;
-    env.setup().await;
-    let admin = Port::reserve().expect("a free port");
-    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let _relay = env.relay();
-    let mut ids = env.insert(10).await;
-    env.wait_marked().await;
-    wait_ready(admin.addr(), 200).await;
-
-    env.to_nats().blackhole(Direction::Both);
-    ids.extend(env.insert(10).await);
-    let told = wait_ready(admin.addr(), 503).await;
-    assert!(told.contains("no progress for ") && told.contains(" events in flight"), "{told}");
-    let alive = get(admin.addr(), "/livez").await.expect("an answer");
-    assert!(alive.starts_with("HTTP/1.1 200 "), "a restart would mend nothing: {alive}");
-
-    env.to_nats().restore().await.expect("restore the network");
-    wait_ready(admin.addr(), 200).await;
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-}
-
 /// A second relay on the same machine has the same default.
 // proves: G-TAKE-2
 #[tokio::test(flavor = "multi_thread")]
@@ -94,4 +69,33 @@ async fn an_inbox_whose_admin_port_is_taken_runs_and_stops_on_request() {
     inbox.wait_log("the consumer is ours").await;
     inbox.sigterm();
     assert!(inbox.wait_exit(DEADLINE).await.success());
+}
+
+mod long {
+    use super::*;
+
+    /// DESIGN 11: judged by progress. The connection looks alive all the time.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_whose_broker_is_frozen_is_not_ready_until_it_gets_on_again() {
+        let mut env = TestEnv::proxied().await;
+        env.setup().await;
+        let admin = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        let _relay = env.relay();
+        let mut ids = env.insert(10).await;
+        env.wait_marked().await;
+        wait_ready(admin.addr(), 200).await;
+
+        env.to_nats().blackhole(Direction::Both);
+        ids.extend(env.insert(10).await);
+        let told = wait_ready(admin.addr(), 503).await;
+        assert!(told.contains("no progress for ") && told.contains(" events in flight"), "{told}");
+        let alive = get(admin.addr(), "/livez").await.expect("an answer");
+        assert!(alive.starts_with("HTTP/1.1 200 "), "a restart would mend nothing: {alive}");
+
+        env.to_nats().restore().await.expect("restore the network");
+        wait_ready(admin.addr(), 200).await;
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+    }
 }

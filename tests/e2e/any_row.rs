@@ -131,18 +131,6 @@ async fn any_row_of_the_documented_table_is_published_or_parked_alike_by_every_p
     publishes_or_parks_any_row(Shape::Documented, "skip").await;
 }
 
-// proves: G-DEAD-5
-#[tokio::test(flavor = "multi_thread")]
-async fn any_row_of_an_adopted_table_is_published_or_parked_alike_by_every_path() {
-    publishes_or_parks_any_row(Shape::Adopted, "skip").await;
-}
-
-// proves: G-DEAD-5
-#[tokio::test(flavor = "multi_thread")]
-async fn any_row_of_a_partitioned_table_is_published_or_parked_alike_by_every_path() {
-    publishes_or_parks_any_row(Shape::Partitioned, "skip").await;
-}
-
 /// Keys of any length are blocked.
 // proves: G-DEAD-5
 #[tokio::test(flavor = "multi_thread")]
@@ -222,11 +210,6 @@ async fn a_row_without_an_id_is_reported_and_holds_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_without_an_id_holds_nobody_up_where_parking_blocks_its_aggregate() {
-    leaves_out_rows_without_an_id("fenced", "block_key").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_row_without_an_id_holds_nobody_up_in_poll_mode() {
     leaves_out_rows_without_an_id("poll", "skip").await;
 }
@@ -258,4 +241,25 @@ async fn rows_whose_transaction_is_null_are_published_once_and_marked() {
     env.wait_confirmed().await;
     assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-DEAD-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn any_row_of_an_adopted_table_is_published_or_parked_alike_by_every_path() {
+        publishes_or_parks_any_row(Shape::Adopted, "skip").await;
+    }
+
+    // proves: G-DEAD-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn any_row_of_a_partitioned_table_is_published_or_parked_alike_by_every_path() {
+        publishes_or_parks_any_row(Shape::Partitioned, "skip").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_row_without_an_id_holds_nobody_up_where_parking_blocks_its_aggregate() {
+        leaves_out_rows_without_an_id("fenced", "block_key").await;
+    }
 }

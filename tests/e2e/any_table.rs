@@ -94,12 +94,16 @@ async fn plays(seed: u64) {
     assert_eq!((tally.lost, tally.duplicates, tally.phantoms), (0, 0, 0), "seed {seed}: {tally}");
 }
 
-/// `EXAMPLES=n` plays more seeds.
-// proves: G-SETUP-2, G-LOSS-9
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_others_change_of_the_table_under_load_costs_no_event() {
-    let examples = std::env::var("EXAMPLES").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
-    for seed in 0..examples {
-        plays(seed).await;
+mod long {
+    use super::*;
+
+    /// `EXAMPLES=n` plays more seeds.
+    // proves: G-SETUP-2, G-LOSS-9
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whatever_others_change_of_the_table_under_load_costs_no_event() {
+        let examples = std::env::var("EXAMPLES").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
+        for seed in 0..examples {
+            plays(seed).await;
+        }
     }
 }

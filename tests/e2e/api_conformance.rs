@@ -76,24 +76,6 @@ async fn env() -> TestEnv {
 
 // proves: G-API-1
 #[tokio::test(flavor = "multi_thread")]
-async fn the_relay_answers_as_its_document_says_whatever_it_is_asked() {
-    let mut env = env().await;
-    let admin = Port::reserve().expect("a free port");
-    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let relay = env.relay();
-    env.insert(20).await;
-    env.wait_marked().await;
-    let paths = answers(admin.addr(), "/api/v1/openapi.json").await;
-    assert!(paths["paths"]["/api/v1/replays/{id}/cancel"]["post"].is_object(), "{paths}");
-    check(admin.addr(), &examples(), &["--exclude-path-regex", "/wait$"]).await;
-    check(admin.addr(), "2", &["--include-path-regex", "/wait$"]).await;
-    assert_eq!(relay.exited(), None, "{}", relay.log());
-    env.insert(20).await;
-    env.wait_marked().await;
-}
-
-// proves: G-API-1
-#[tokio::test(flavor = "multi_thread")]
 async fn the_inbox_answers_as_its_document_says_whatever_it_is_asked() {
     let mut env = env().await;
     let admin = Port::reserve().expect("a free port");
@@ -108,4 +90,26 @@ async fn the_inbox_answers_as_its_document_says_whatever_it_is_asked() {
     check(admin.addr(), &examples(), &["--exclude-path-regex", "/wait$"]).await;
     check(admin.addr(), "2", &["--include-path-regex", "/wait$"]).await;
     assert_eq!(inbox.exited(), None, "{}", inbox.log());
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-API-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_relay_answers_as_its_document_says_whatever_it_is_asked() {
+        let mut env = env().await;
+        let admin = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        let relay = env.relay();
+        env.insert(20).await;
+        env.wait_marked().await;
+        let paths = answers(admin.addr(), "/api/v1/openapi.json").await;
+        assert!(paths["paths"]["/api/v1/replays/{id}/cancel"]["post"].is_object(), "{paths}");
+        check(admin.addr(), &examples(), &["--exclude-path-regex", "/wait$"]).await;
+        check(admin.addr(), "2", &["--include-path-regex", "/wait$"]).await;
+        assert_eq!(relay.exited(), None, "{}", relay.log());
+        env.insert(20).await;
+        env.wait_marked().await;
+    }
 }

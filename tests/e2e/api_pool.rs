@@ -49,44 +49,49 @@ async fn ask_120(to: SocketAddr) -> (usize, usize) {
     (served, refused)
 }
 
-/// Each request had a connection of its own.
-// proves: G-DOOR-2
-#[tokio::test(flavor = "multi_thread")]
-async fn many_requests_share_few_connections_and_a_broken_one_is_replaced() {
-    let mut env = TestEnv::new().await;
-    env.setup().await;
-    let admin = Port::reserve().expect("a free port");
-    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let _relay = env.relay();
-    until(DEADLINE, "it listens", async || get(admin.addr(), "/livez").await.is_some()).await;
+mod long {
+    use super::*;
 
-    let (most, is_over) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
-    let watcher = env.client().await;
-    let watched = tokio::spawn({
-        let (most, is_over) = (Arc::clone(&most), Arc::clone(&is_over));
-        async move {
-            while !is_over.load(Ordering::Relaxed) {
-                let count = watcher.query_one(COUNT, &[]).await.expect("count connections").get(0);
-                most.fetch_max(count, Ordering::Relaxed);
-                tokio::task::yield_now().await;
+    /// Each request had a connection of its own.
+    // proves: G-DOOR-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn many_requests_share_few_connections_and_a_broken_one_is_replaced() {
+        let mut env = TestEnv::new().await;
+        env.setup().await;
+        let admin = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        let _relay = env.relay();
+        until(DEADLINE, "it listens", async || get(admin.addr(), "/livez").await.is_some()).await;
+
+        let (most, is_over) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
+        let watcher = env.client().await;
+        let watched = tokio::spawn({
+            let (most, is_over) = (Arc::clone(&most), Arc::clone(&is_over));
+            async move {
+                while !is_over.load(Ordering::Relaxed) {
+                    let count =
+                        watcher.query_one(COUNT, &[]).await.expect("count connections").get(0);
+                    most.fetch_max(count, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                }
             }
-        }
-    });
-    let client = env.client().await;
-    client.batch_execute("BEGIN; LOCK TABLE outbox_dead_letter").await.expect("lock the table");
-    let (served, refused) = ask_120(admin.addr()).await;
-    assert_eq!((served, refused), (0, 120), "while the table is locked");
-    client.batch_execute("COMMIT").await.expect("unlock the table");
-    let (served, refused) = ask_120(admin.addr()).await;
-    assert!(served > 0 && served + refused == 120, "{served} were served, {refused} refused");
-    is_over.store(true, Ordering::Relaxed);
-    watched.await.expect("no panic");
-    let most = most.load(Ordering::Relaxed);
-    assert!((1..=CONNECTIONS_MAX).contains(&most), "{most} connections at a time");
+        });
+        let client = env.client().await;
+        client.batch_execute("BEGIN; LOCK TABLE outbox_dead_letter").await.expect("lock the table");
+        let (served, refused) = ask_120(admin.addr()).await;
+        assert_eq!((served, refused), (0, 120), "while the table is locked");
+        client.batch_execute("COMMIT").await.expect("unlock the table");
+        let (served, refused) = ask_120(admin.addr()).await;
+        assert!(served > 0 && served + refused == 120, "{served} were served, {refused} refused");
+        is_over.store(true, Ordering::Relaxed);
+        watched.await.expect("no panic");
+        let most = most.load(Ordering::Relaxed);
+        assert!((1..=CONNECTIONS_MAX).contains(&most), "{most} connections at a time");
 
-    let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                 WHERE application_name = 'tailpost admin'";
-    assert!(env.query::<i64>(kill).await > 0, "connections are kept for the next request");
-    let told = get(admin.addr(), "/api/v1/outbox/dead-letter").await.expect("an answer");
-    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+        assert!(env.query::<i64>(kill).await > 0, "connections are kept for the next request");
+        let told = get(admin.addr(), "/api/v1/outbox/dead-letter").await.expect("an answer");
+        assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+    }
 }

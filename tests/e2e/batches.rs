@@ -55,38 +55,6 @@ async fn foreign_messages_under_load_change_nothing() {
     assert_eq!(env.stored_count().await, tally.stored as u64 + 12);
 }
 
-/// An operator switches batches off while the relay uses them: it goes on in
-/// keyed mode, and says so. Set-up allows them again on a stream that it made.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_whose_stream_takes_no_batches_any_more_works_in_keyed_mode() {
-    let port = Port::reserve().expect("a free port");
-    let mut env = env().await;
-    env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());
-    let relay = env.relay();
-    let load = env.load(16, 2000.0).await;
-    load.wait_committed(500).await;
-    allow_batches(&env, false).await;
-    relay.wait_log("keyed mode instead of fenced mode").await;
-    load.wait_committed(500).await;
-    let told = status(&env).await;
-    assert_eq!(told["mode"], "keyed", "{told}");
-    assert_eq!(told["configured_mode"], "fenced", "{told}");
-    let why = told["keyed_because"].as_str().expect("a reason");
-    assert!(why.contains("tailpost setup"), "{why}");
-    let (text, _) = env.ends_with(0, &["status"]).await;
-    assert!(text.contains("keyed instead of fenced"), "{text}");
-    env.finish(load).await;
-    relay.sigterm();
-    relay.wait_exit(DEADLINE).await;
-
-    env.setup().await;
-    assert!(env.stream().await.cached_info().config.allow_batch_publish, "set-up allows them");
-    let _relay = env.relay();
-    env.insert(10).await;
-    env.wait_marked().await;
-    assert_eq!(status(&env).await["mode"], "fenced");
-}
-
 /// A stream that somebody else made is left as it is, and doctor says what changes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_somebody_else_that_allows_no_batches_gets_keyed_mode() {
@@ -150,4 +118,40 @@ async fn positions_alone_keep_events_single() {
     ids.dedup();
     assert_eq!(ids.len(), count, "an event is stored twice");
     assert_eq!(count, written.committed.len(), "and none is missing");
+}
+
+mod long {
+    use super::*;
+
+    /// An operator switches batches off while the relay uses them: it goes on in
+    /// keyed mode, and says so. Set-up allows them again on a stream that it made.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_whose_stream_takes_no_batches_any_more_works_in_keyed_mode() {
+        let port = Port::reserve().expect("a free port");
+        let mut env = env().await;
+        env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());
+        let relay = env.relay();
+        let load = env.load(16, 2000.0).await;
+        load.wait_committed(500).await;
+        allow_batches(&env, false).await;
+        relay.wait_log("keyed mode instead of fenced mode").await;
+        load.wait_committed(500).await;
+        let told = status(&env).await;
+        assert_eq!(told["mode"], "keyed", "{told}");
+        assert_eq!(told["configured_mode"], "fenced", "{told}");
+        let why = told["keyed_because"].as_str().expect("a reason");
+        assert!(why.contains("tailpost setup"), "{why}");
+        let (text, _) = env.ends_with(0, &["status"]).await;
+        assert!(text.contains("keyed instead of fenced"), "{text}");
+        env.finish(load).await;
+        relay.sigterm();
+        relay.wait_exit(DEADLINE).await;
+
+        env.setup().await;
+        assert!(env.stream().await.cached_info().config.allow_batch_publish, "set-up allows them");
+        let _relay = env.relay();
+        env.insert(10).await;
+        env.wait_marked().await;
+        assert_eq!(status(&env).await["mode"], "fenced");
+    }
 }

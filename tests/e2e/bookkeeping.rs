@@ -21,28 +21,6 @@ fn statement(log: &str) -> String {
     rest.split('`').next().expect("a statement").replace("\\\"", "\"")
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_column_of_the_relays_with_another_type_is_refused_by_name() {
-    for (name, kind) in COLUMNS {
-        let mut env = TestEnv::new().await;
-        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-        env.execute(DOCUMENTED_TABLE).await;
-        env.execute(&format!("ALTER TABLE outbox_events ADD COLUMN {name} {kind}")).await;
-        let mut expected = env.insert(5).await;
-        let named = format!("column \"{name}\"");
-        let (_, log) = env.ends_with(4, &["setup"]).await;
-        assert!(log.contains(&named), "{name} {kind}: {log}");
-        let (report, _) = env.ends_with(1, &["doctor", "--pre"]).await;
-        assert!(report.contains(&named), "{name} {kind}: {report}");
-        env.execute(&statement(&log)).await;
-        env.setup().await;
-        let _relay = env.relay();
-        expected.extend(env.insert(5).await);
-        env.wait_marked().await;
-        assert_eq!(env.stored_ids().await, expected, "{name} {kind}");
-    }
-}
-
 /// The log has the spaces at its end, and a SELECT as text has not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_domain_over_a_padded_type_is_refused_by_name() {
@@ -235,4 +213,30 @@ async fn a_time_without_a_zone_is_filled_in_utc() {
     let near = "SELECT bool_and(abs(extract(epoch FROM occurred_at - timezone('UTC', now()))) < 60)
                 FROM outbox_events";
     assert!(env.query::<bool>(near).await);
+}
+
+mod long {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_column_of_the_relays_with_another_type_is_refused_by_name() {
+        for (name, kind) in COLUMNS {
+            let mut env = TestEnv::new().await;
+            env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+            env.execute(DOCUMENTED_TABLE).await;
+            env.execute(&format!("ALTER TABLE outbox_events ADD COLUMN {name} {kind}")).await;
+            let mut expected = env.insert(5).await;
+            let named = format!("column \"{name}\"");
+            let (_, log) = env.ends_with(4, &["setup"]).await;
+            assert!(log.contains(&named), "{name} {kind}: {log}");
+            let (report, _) = env.ends_with(1, &["doctor", "--pre"]).await;
+            assert!(report.contains(&named), "{name} {kind}: {report}");
+            env.execute(&statement(&log)).await;
+            env.setup().await;
+            let _relay = env.relay();
+            expected.extend(env.insert(5).await);
+            env.wait_marked().await;
+            assert_eq!(env.stored_ids().await, expected, "{name} {kind}");
+        }
+    }
 }

@@ -55,30 +55,6 @@ async fn a_broker_away_for_longer_than_its_duplicate_window_gets_nothing_twice()
     env.finish(load).await;
 }
 
-/// The connection breaks, and the broker has forgotten the ids, before the relay
-/// hears that its messages are stored.
-// proves: G-ONCE-3
-#[tokio::test(flavor = "multi_thread")]
-async fn lost_acks_lead_to_no_second_message() {
-    let mut env = env().await;
-    // Only the broken connection tells.
-    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1m");
-    let _relay = env.relay();
-    let load = env.load(16, 1000.0).await;
-    for _ in 0..3 {
-        env.to_nats().set_delay(SLOW);
-        load.wait_committed(300).await;
-        env.to_nats().blackhole(Direction::ToClient);
-        load.wait_committed(100).await;
-        tokio::time::sleep(LONGER_THAN_THE_WINDOW).await;
-        env.to_nats().cut().await;
-        assert!(env.unmarked().await > 0, "no ack, no mark");
-        env.to_nats().restore().await.unwrap();
-        env.wait_stored(load.committed()).await;
-    }
-    env.finish(load).await;
-}
-
 /// The connection looks alive, and answers come no more.
 // proves: G-ONCE-3
 #[tokio::test(flavor = "multi_thread")]
@@ -112,41 +88,6 @@ async fn a_slow_network_to_the_broker_does_not_slow_each_event() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// Nobody says that the network is gone.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_half_open_network_to_the_broker_is_recovered_from_by_itself() {
-    let mut env = env().await;
-    let _relay = env.relay();
-    let load = env.load(13, 500.0).await;
-    for direction in [Direction::ToClient, Direction::Both] {
-        env.to_nats().set_delay(SLOW);
-        load.wait_committed(200).await;
-        env.to_nats().blackhole(direction);
-        load.wait_committed(700).await;
-        env.to_nats().restore().await.unwrap();
-        env.wait_stored(load.committed()).await;
-    }
-    env.finish(load).await;
-}
-
-/// Connections that break again and again in the middle of what they carry.
-// proves: G-LOSS-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flapping_network_to_the_broker_costs_nothing() {
-    let mut env = env().await;
-    let _relay = env.relay();
-    let load = env.load(14, 1000.0).await;
-    for _ in 0..6 {
-        env.to_nats().set_delay(SLOW);
-        load.wait_committed(150).await;
-        env.to_nats().cut().await;
-        load.wait_committed(400).await;
-        env.to_nats().restore().await.unwrap();
-    }
-    load.wait_committed(200).await;
-    env.finish(load).await;
-}
-
 /// Someone publishes by hand while the relay has nothing to do.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_message_while_the_relay_is_idle_costs_nothing() {
@@ -163,4 +104,67 @@ async fn a_foreign_message_while_the_relay_is_idle_costs_nothing() {
         env.stored().await.into_iter().partition(|it| it.subject == "outbox.by.hand");
     assert_eq!(by_hand.len(), 5);
     assert_eq!(events.into_iter().map(|it| it.id).collect::<Vec<_>>(), ids);
+}
+
+mod long {
+    use super::*;
+
+    /// The connection breaks, and the broker has forgotten the ids, before the relay
+    /// hears that its messages are stored.
+    // proves: G-ONCE-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn lost_acks_lead_to_no_second_message() {
+        let mut env = env().await;
+        // Only the broken connection tells.
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1m");
+        let _relay = env.relay();
+        let load = env.load(16, 1000.0).await;
+        for _ in 0..3 {
+            env.to_nats().set_delay(SLOW);
+            load.wait_committed(300).await;
+            env.to_nats().blackhole(Direction::ToClient);
+            load.wait_committed(100).await;
+            tokio::time::sleep(LONGER_THAN_THE_WINDOW).await;
+            env.to_nats().cut().await;
+            assert!(env.unmarked().await > 0, "no ack, no mark");
+            env.to_nats().restore().await.unwrap();
+            env.wait_stored(load.committed()).await;
+        }
+        env.finish(load).await;
+    }
+
+    /// Nobody says that the network is gone.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_half_open_network_to_the_broker_is_recovered_from_by_itself() {
+        let mut env = env().await;
+        let _relay = env.relay();
+        let load = env.load(13, 500.0).await;
+        for direction in [Direction::ToClient, Direction::Both] {
+            env.to_nats().set_delay(SLOW);
+            load.wait_committed(200).await;
+            env.to_nats().blackhole(direction);
+            load.wait_committed(700).await;
+            env.to_nats().restore().await.unwrap();
+            env.wait_stored(load.committed()).await;
+        }
+        env.finish(load).await;
+    }
+
+    /// Connections that break again and again in the middle of what they carry.
+    // proves: G-LOSS-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_flapping_network_to_the_broker_costs_nothing() {
+        let mut env = env().await;
+        let _relay = env.relay();
+        let load = env.load(14, 1000.0).await;
+        for _ in 0..6 {
+            env.to_nats().set_delay(SLOW);
+            load.wait_committed(150).await;
+            env.to_nats().cut().await;
+            load.wait_committed(400).await;
+            env.to_nats().restore().await.unwrap();
+        }
+        load.wait_committed(200).await;
+        env.finish(load).await;
+    }
 }

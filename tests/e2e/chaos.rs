@@ -76,40 +76,6 @@ fn assert_each_has_one(ledger: &Value, twice_on_purpose: u64) {
 }
 
 #[tokio::test]
-async fn chaos_with_a_stuck_claim_counts_the_effects() {
-    assert_has_effects("stuck-claim", 0).await;
-}
-
-#[tokio::test]
-async fn chaos_with_a_manual_fix_counts_the_effects() {
-    assert_has_effects("manual-fix", 1).await;
-}
-
-#[tokio::test]
-async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
-    let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1", "--only", "crashes"]);
-    process.wait_log("recovered after").await;
-    assert!(!is_empty(temp.path()), "servers and relays live in the temporary folder");
-    process.kill9().await;
-    until(DEADLINE, "servers and relays are gone", async || {
-        is_empty(temp.path()) && !any_process_in(temp.path())
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn chaos_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
-    let (process, temp) = chaos(&["soak", "--for", "10m", "--json", "--only", "crashes"]);
-    process.wait_log("recovered after").await;
-    process.sigterm();
-    let status = process.wait_exit(DEADLINE).await;
-    assert!(status.success(), "{status}\n{}", process.log());
-    // What is killed on the way costs calls, not effects.
-    assert_each_has_one(&serde_json::from_str(&process.stdout()).expect("one JSON object"), 0);
-    assert!(is_empty(temp.path()) && !any_process_in(temp.path()));
-}
-
-#[tokio::test]
 async fn chaos_knows_its_scenarios() {
     let (process, _temp) = chaos(&["paused"]);
     assert_eq!(process.wait_exit(DEADLINE).await.code(), Some(2), "{}", process.log());
@@ -127,5 +93,43 @@ async fn chaos_knows_its_scenarios() {
     assert_eq!(listed.lines().count(), 13, "{listed}");
     for name in ["slot-invalidated", "stuck-claim", "manual-fix", "history"] {
         assert!(listed.contains(name), "{listed}");
+    }
+}
+
+mod long {
+    use super::*;
+
+    #[tokio::test]
+    async fn chaos_with_a_stuck_claim_counts_the_effects() {
+        assert_has_effects("stuck-claim", 0).await;
+    }
+
+    #[tokio::test]
+    async fn chaos_with_a_manual_fix_counts_the_effects() {
+        assert_has_effects("manual-fix", 1).await;
+    }
+
+    #[tokio::test]
+    async fn chaos_that_is_killed_leaves_no_server_and_no_relay() {
+        let (process, temp) = chaos(&["soak", "--for", "10m", "--seed", "1", "--only", "crashes"]);
+        process.wait_log("recovered after").await;
+        assert!(!is_empty(temp.path()), "servers and relays live in the temporary folder");
+        process.kill9().await;
+        until(DEADLINE, "servers and relays are gone", async || {
+            is_empty(temp.path()) && !any_process_in(temp.path())
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn chaos_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
+        let (process, temp) = chaos(&["soak", "--for", "10m", "--json", "--only", "crashes"]);
+        process.wait_log("recovered after").await;
+        process.sigterm();
+        let status = process.wait_exit(DEADLINE).await;
+        assert!(status.success(), "{status}\n{}", process.log());
+        // What is killed on the way costs calls, not effects.
+        assert_each_has_one(&serde_json::from_str(&process.stdout()).expect("one JSON object"), 0);
+        assert!(is_empty(temp.path()) && !any_process_in(temp.path()));
     }
 }

@@ -42,13 +42,6 @@ async fn killed_at_any_moment_under_load_each_event_is_stored_once_in_order() {
     survives_kills(1, "2m").await;
 }
 
-/// The broker forgets ids long before the next relay comes.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_moment_with_a_tiny_duplicate_window_each_event_is_stored_once_in_order() {
-    survives_kills(2, "100ms").await;
-}
-
 /// One writer, so that the order of commits is known without the relay's word.
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
@@ -162,59 +155,70 @@ async fn killed_between_mark_and_confirm_nothing_is_published_again() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_inside_a_transaction_of_ten_thousand_rows_it_goes_on_in_the_middle() {
-    const ROWS: i32 = 10_000;
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    // Slow enough to be caught in the middle.
-    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "200");
-    env.setup().await;
-    env.to_nats().set_delay(Duration::from_millis(5));
-    let ids = env.insert(ROWS).await;
-    let mut goal = 0;
-    for _ in 0..4 {
-        let relay = env.relay();
-        env.wait_stored(goal + 1).await;
-        relay.kill9().await;
-        let stored = env.stored_count().await;
-        assert!(stored > goal && stored < 10_000, "killed inside: {stored}");
-        goal = stored + 500;
-    }
-    env.to_nats().restore().await.unwrap();
-    let _relay = env.relay();
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    env.wait_confirmed().await;
-}
+mod long {
+    use super::*;
 
-/// Rows that the log does not bring, and rows that it does.
-// proves: G-LOSS-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_in_order() {
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    env.setup().await;
-    env.insert(8_000).await;
-    env.drop_slot("tailpost").await;
-    env.setup().await;
-    let load = env.load(3, 200.0).await;
-    let old_and_unmarked =
-        "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND aggregate_id ~ '^o-'";
-    let mut left = 8_000;
-    for _ in 0..6 {
-        let relay = env.relay();
-        relay.wait_active().await;
-        env.to_nats().set_delay(Duration::from_millis(20));
-        let stored = env.stored_count().await;
-        env.wait_stored(stored + 150).await;
-        relay.kill9().await;
-        env.to_nats().restore().await.unwrap();
-        let before = std::mem::replace(&mut left, env.query::<i64>(old_and_unmarked).await);
-        assert!(left <= before && left > 0, "killed in the middle: {left} old rows are left");
+    /// The broker forgets ids long before the next relay comes.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_at_any_moment_with_a_tiny_duplicate_window_each_event_is_stored_once_in_order()
+    {
+        survives_kills(2, "100ms").await;
     }
-    let _relay = env.relay();
-    env.finish(load).await;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_inside_a_transaction_of_ten_thousand_rows_it_goes_on_in_the_middle() {
+        const ROWS: i32 = 10_000;
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        // Slow enough to be caught in the middle.
+        env.set("TAILPOST_RELAY__WINDOW_EVENTS", "200");
+        env.setup().await;
+        env.to_nats().set_delay(Duration::from_millis(5));
+        let ids = env.insert(ROWS).await;
+        let mut goal = 0;
+        for _ in 0..4 {
+            let relay = env.relay();
+            env.wait_stored(goal + 1).await;
+            relay.kill9().await;
+            let stored = env.stored_count().await;
+            assert!(stored > goal && stored < 10_000, "killed inside: {stored}");
+            goal = stored + 500;
+        }
+        env.to_nats().restore().await.unwrap();
+        let _relay = env.relay();
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+        env.wait_confirmed().await;
+    }
+
+    /// Rows that the log does not bring, and rows that it does.
+    // proves: G-LOSS-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_while_the_scanner_publishes_old_rows_each_event_is_stored_once_in_order() {
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+        env.setup().await;
+        env.insert(8_000).await;
+        env.drop_slot("tailpost").await;
+        env.setup().await;
+        let load = env.load(3, 200.0).await;
+        let old_and_unmarked = "SELECT count(*) FROM outbox_events WHERE published_at IS NULL AND aggregate_id ~ '^o-'";
+        let mut left = 8_000;
+        for _ in 0..6 {
+            let relay = env.relay();
+            relay.wait_active().await;
+            env.to_nats().set_delay(Duration::from_millis(20));
+            let stored = env.stored_count().await;
+            env.wait_stored(stored + 150).await;
+            relay.kill9().await;
+            env.to_nats().restore().await.unwrap();
+            let before = std::mem::replace(&mut left, env.query::<i64>(old_and_unmarked).await);
+            assert!(left <= before && left > 0, "killed in the middle: {left} old rows are left");
+        }
+        let _relay = env.relay();
+        env.finish(load).await;
+    }
 }

@@ -70,57 +70,6 @@ const TYPES: [(&str, &str, &str, &[u8]); 4] = [
     ("bytea", "NULL", r"'\x00ff7b'", b"\x00\xff{"),
 ];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_table_made_for_the_outbox_event_router_is_relayed_as_it_is() {
-    for (payload_type, first, second, bytes) in TYPES {
-        let (env, _config) = env(payload_type).await;
-        let mut expected = Vec::new();
-        for payload in [first, second] {
-            expected.push(insert(&env, "o-1", "Placed", payload).await); // the scanner's
-        }
-        env.setup().await;
-        env.setup().await;
-        let relay = env.relay();
-        for payload in [first, second] {
-            expected.push(insert(&env, "o-2", "Paid", payload).await); // the log's
-        }
-        let dropped = insert(&env, "o-2", "Ignored1", second).await;
-        env.wait_stored(4).await;
-        wait_marked(&env).await;
-        let (ids, payloads): (Vec<_>, Vec<_>) =
-            messages(&env, "outbox.event.order").await.into_iter().unzip();
-        assert_eq!(ids, expected, "{payload_type}");
-        assert_eq!(payloads[1], bytes, "{payload_type}");
-        assert_eq!(payloads[3], bytes, "{payload_type}");
-        assert_eq!(payloads[0], payloads[2], "{payload_type}");
-        assert_eq!(payloads[0], if first == "'[]'" { &b"[]"[..] } else { b"" }, "{payload_type}");
-        let message = env.stream().await.get_raw_message(3).await.expect("a message");
-        for (header, value) in [("Aggregate-Id", "o-2"), ("Event-Type", "Paid")] {
-            assert_eq!(message.headers.get(header).map(|it| it.as_str()), Some(value));
-        }
-        relay.kill9().await;
-        drop(relay);
-
-        // The sweeper knows the columns, too.
-        env.execute(
-            "UPDATE outboxevent SET published_at = NULL, publish_error = NULL, stream = NULL",
-        )
-        .await;
-        let relay = env.relay();
-        wait_marked(&env).await;
-        let told = format!(
-            "SELECT string_agg(aggregate_id || event_type || coalesce(stream, ''), ',' ORDER BY event_type)
-             FROM outbox_status WHERE status = 'PUBLISHED' AND id IN ('{dropped}', '{}')", ids[3]
-        );
-        assert_eq!(env.query::<String>(&told).await, "o-2Ignored1,o-2PaidOUTBOX");
-        assert_eq!(env.stored_count().await, 4);
-        parks(&env, payload_type, second).await;
-        let (told, _) = env.ends_with(0, &["status"]).await;
-        assert!(told.contains("public.outboxevent") && told.contains("dead letters 2"), "{told}");
-        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
-    }
-}
-
 /// Events without a subject become dead letters with everything that they had; no payload is JSON's
 /// `null`.
 async fn parks(env: &TestEnv, payload_type: &str, payload: &str) {
@@ -275,6 +224,68 @@ async fn a_table_that_cannot_be_relayed_is_refused_unchanged() {
             let (_, log) = env.ends_with(4, &["setup"]).await;
             assert!(log.contains(reason), "{reason}: {log}");
             assert_eq!(env.query::<i64>(columns).await, 6);
+        }
+    }
+}
+
+mod long {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_made_for_the_outbox_event_router_is_relayed_as_it_is() {
+        for (payload_type, first, second, bytes) in TYPES {
+            let (env, _config) = env(payload_type).await;
+            let mut expected = Vec::new();
+            for payload in [first, second] {
+                expected.push(insert(&env, "o-1", "Placed", payload).await); // the scanner's
+            }
+            env.setup().await;
+            env.setup().await;
+            let relay = env.relay();
+            for payload in [first, second] {
+                expected.push(insert(&env, "o-2", "Paid", payload).await); // the log's
+            }
+            let dropped = insert(&env, "o-2", "Ignored1", second).await;
+            env.wait_stored(4).await;
+            wait_marked(&env).await;
+            let (ids, payloads): (Vec<_>, Vec<_>) =
+                messages(&env, "outbox.event.order").await.into_iter().unzip();
+            assert_eq!(ids, expected, "{payload_type}");
+            assert_eq!(payloads[1], bytes, "{payload_type}");
+            assert_eq!(payloads[3], bytes, "{payload_type}");
+            assert_eq!(payloads[0], payloads[2], "{payload_type}");
+            assert_eq!(
+                payloads[0],
+                if first == "'[]'" { &b"[]"[..] } else { b"" },
+                "{payload_type}"
+            );
+            let message = env.stream().await.get_raw_message(3).await.expect("a message");
+            for (header, value) in [("Aggregate-Id", "o-2"), ("Event-Type", "Paid")] {
+                assert_eq!(message.headers.get(header).map(|it| it.as_str()), Some(value));
+            }
+            relay.kill9().await;
+            drop(relay);
+
+            // The sweeper knows the columns, too.
+            env.execute(
+                "UPDATE outboxevent SET published_at = NULL, publish_error = NULL, stream = NULL",
+            )
+            .await;
+            let relay = env.relay();
+            wait_marked(&env).await;
+            let told = format!(
+                "SELECT string_agg(aggregate_id || event_type || coalesce(stream, ''), ',' ORDER BY event_type)
+             FROM outbox_status WHERE status = 'PUBLISHED' AND id IN ('{dropped}', '{}')", ids[3]
+            );
+            assert_eq!(env.query::<String>(&told).await, "o-2Ignored1,o-2PaidOUTBOX");
+            assert_eq!(env.stored_count().await, 4);
+            parks(&env, payload_type, second).await;
+            let (told, _) = env.ends_with(0, &["status"]).await;
+            assert!(
+                told.contains("public.outboxevent") && told.contains("dead letters 2"),
+                "{told}"
+            );
+            assert!(!relay.log().contains("starting anew"), "{}", relay.log());
         }
     }
 }

@@ -108,39 +108,43 @@ async fn a_frozen_postgresql_is_seen_and_costs_nothing() {
     scene.goes_on(10).await;
 }
 
-/// A consumer that an operator has paused is ready, but not while its database does not answer.
-// proves: G-SEEN-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_postgresql_is_seen_behind_a_pause() {
-    let scene = Scene::new().await;
-    scene.control("pause").await;
-    until(DEADLINE, "the consumer is paused", async || {
-        let told = get(scene.inbox_api.addr(), "/readyz").await.unwrap_or_default();
-        told.starts_with("HTTP/1.1 200 ") && told.contains("\"state\":\"paused\"")
-    })
-    .await;
-    scene.env.postgres.pause().expect("pause PostgreSQL");
-    scene.both("503").await;
-    scene.env.postgres.resume().expect("resume PostgreSQL");
-    scene.both("200").await;
-    scene.control("resume").await;
-    scene.env.insert(5).await;
-    scene.goes_on(10).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-SEEN-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_nats_is_seen_and_costs_nothing() {
-    let scene = Scene::new().await;
-    scene.env.nats.pause().expect("pause NATS");
-    // A relay that has nothing to send misses nothing.
-    scene.env.insert(5).await;
-    scene.both("503").await;
-    scene.both_show(HANGS, 0).await;
-    let away = "## A broker that is away";
-    let [status] = steps_below(PAGE, away);
-    status.play_until(&scene.env, &[]).await;
-    scene.both_show(away, 0).await;
-    scene.env.nats.resume().expect("resume NATS");
-    scene.goes_on(10).await;
+    /// A consumer that an operator has paused is ready, but not while its database does not answer.
+    // proves: G-SEEN-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_frozen_postgresql_is_seen_behind_a_pause() {
+        let scene = Scene::new().await;
+        scene.control("pause").await;
+        until(DEADLINE, "the consumer is paused", async || {
+            let told = get(scene.inbox_api.addr(), "/readyz").await.unwrap_or_default();
+            told.starts_with("HTTP/1.1 200 ") && told.contains("\"state\":\"paused\"")
+        })
+        .await;
+        scene.env.postgres.pause().expect("pause PostgreSQL");
+        scene.both("503").await;
+        scene.env.postgres.resume().expect("resume PostgreSQL");
+        scene.both("200").await;
+        scene.control("resume").await;
+        scene.env.insert(5).await;
+        scene.goes_on(10).await;
+    }
+
+    // proves: G-SEEN-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_frozen_nats_is_seen_and_costs_nothing() {
+        let scene = Scene::new().await;
+        scene.env.nats.pause().expect("pause NATS");
+        // A relay that has nothing to send misses nothing.
+        scene.env.insert(5).await;
+        scene.both("503").await;
+        scene.both_show(HANGS, 0).await;
+        let away = "## A broker that is away";
+        let [status] = steps_below(PAGE, away);
+        status.play_until(&scene.env, &[]).await;
+        scene.both_show(away, 0).await;
+        scene.env.nats.resume().expect("resume NATS");
+        scene.goes_on(10).await;
+    }
 }

@@ -148,26 +148,6 @@ async fn a_slot_advanced_to_what_is_written_down_costs_no_event() {
     }
 }
 
-/// Between looking at the slot and reading it, a relay is held up.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
-    let mut env = TestEnv::proxied().await;
-    env.setup().await;
-    let expected = env.insert_each(10).await;
-    env.to_postgres().set_delay(Duration::from_millis(300));
-    let _slow = env.relay();
-    let looked = "SELECT count(*) FROM pg_stat_activity
-         WHERE backend_type = 'walsender' AND query = 'SELECT pg_backend_pid()'";
-    until(DEADLINE, "the slot is looked at", async || env.query::<i64>(looked).await == 1).await;
-    env.set("DATABASE_URL", &env.postgres.url("postgres"));
-    env.drop_slot("tailpost").await;
-    env.setup().await;
-    env.to_postgres().set_delay(Duration::ZERO);
-
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, expected);
-}
-
 /// Slots are the cluster's, outboxes are the databases'.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_database_is_not_stood_by_for() {
@@ -180,38 +160,6 @@ async fn the_slot_of_another_database_is_not_stood_by_for() {
     setup.announce("error: ");
     assert_eq!(setup.wait_exit(DEADLINE).await.code(), Some(4), "{}", setup.log());
     assert!(setup.log().contains("postgres.slot"), "{}", setup.log());
-}
-
-/// As after an upgrade, or where a copy takes over. The marks of what was published
-/// before waited when the relay was killed.
-#[tokio::test(flavor = "multi_thread")]
-async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    // What the scanner reads back of the stream by itself is little.
-    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let mut ids = env.insert(12_000).await;
-    env.wait_stored(12_000).await;
-    env.wait_confirmed().await;
-    relay.kill9().await;
-    assert_eq!(env.unmarked().await, 12_000);
-    ids.extend(env.insert(10).await);
-    env.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
-
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    env.set("TAILPOST_RELAY__MARK_BATCH", "1000");
-    let relay = env.relay();
-    relay.wait_log("copied from another cluster").await;
-    env.wait_marked().await;
-    ids.extend(env.insert(10).await);
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
 }
 
 /// A commit that the log has, and nobody sees before a synchronous standby has it, is
@@ -284,4 +232,61 @@ async fn a_publication_that_was_found_older_than_the_slot_stays_so() {
     assert_eq!(env.epochs().await, epochs, "{}", relay.log());
     assert_eq!(env.stored_ids().await, ids);
     env.ends_with(0, &["doctor", "--only", "publication-age"]).await;
+}
+
+mod long {
+    use super::*;
+
+    /// Between looking at the slot and reading it, a relay is held up.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slot_created_anew_behind_a_slow_relays_back_costs_no_event() {
+        let mut env = TestEnv::proxied().await;
+        env.setup().await;
+        let expected = env.insert_each(10).await;
+        env.to_postgres().set_delay(Duration::from_millis(300));
+        let _slow = env.relay();
+        let looked = "SELECT count(*) FROM pg_stat_activity
+         WHERE backend_type = 'walsender' AND query = 'SELECT pg_backend_pid()'";
+        until(DEADLINE, "the slot is looked at", async || env.query::<i64>(looked).await == 1)
+            .await;
+        env.set("DATABASE_URL", &env.postgres.url("postgres"));
+        env.drop_slot("tailpost").await;
+        env.setup().await;
+        env.to_postgres().set_delay(Duration::ZERO);
+
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
+    }
+
+    /// As after an upgrade, or where a copy takes over. The marks of what was published
+    /// before waited when the relay was killed.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn another_cluster_with_marks_that_are_missing_publishes_nothing_twice() {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        // What the scanner reads back of the stream by itself is little.
+        env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+        env.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+        env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let mut ids = env.insert(12_000).await;
+        env.wait_stored(12_000).await;
+        env.wait_confirmed().await;
+        relay.kill9().await;
+        assert_eq!(env.unmarked().await, 12_000);
+        ids.extend(env.insert(10).await);
+        env.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
+
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+        env.set("TAILPOST_RELAY__MARK_BATCH", "1000");
+        let relay = env.relay();
+        relay.wait_log("copied from another cluster").await;
+        env.wait_marked().await;
+        ids.extend(env.insert(10).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+    }
 }

@@ -87,19 +87,6 @@ async fn relay_beside_another_writer(nats: NatsOptions) {
     assert_eq!(by_aggregate(stored.into_iter()), by_aggregate(expected.into_iter()));
 }
 
-// proves: G-ORDER-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
-    relay_beside_another_writer(NatsOptions::default()).await;
-}
-
-/// The oldest broker that is not refused, and fenced mode configured.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_keyed_relay_works_with_an_old_broker() {
-    let version = Some("2.11.11".into());
-    relay_beside_another_writer(NatsOptions { version, ..NatsOptions::default() }).await;
-}
-
 /// Fenced mode is configured, and an older broker has no batches.
 #[tokio::test(flavor = "multi_thread")]
 async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
@@ -141,4 +128,21 @@ async fn a_broker_that_misreads_headers_is_refused_by_name() {
 fn stream() -> async_nats::jetstream::stream::Config {
     let subjects = vec!["outbox.>".into()];
     async_nats::jetstream::stream::Config { name: "OUTBOX".into(), subjects, ..Default::default() }
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-ORDER-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_keyed_relay_beside_another_writer_keeps_each_aggregates_order() {
+        relay_beside_another_writer(NatsOptions::default()).await;
+    }
+
+    /// The oldest broker that is not refused, and fenced mode configured.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_keyed_relay_works_with_an_old_broker() {
+        let version = Some("2.11.11".into());
+        relay_beside_another_writer(NatsOptions { version, ..NatsOptions::default() }).await;
+    }
 }

@@ -119,55 +119,6 @@ async fn by_hand(env: &TestEnv) {
     .await;
 }
 
-/// Everything that looks for rows finds them.
-#[tokio::test(flavor = "multi_thread")]
-async fn by_transaction_alone_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
-    let mut env = env("row").await;
-    by_hand(&env).await;
-    let old = env.relay();
-    let mut ids = env.insert_each(50).await;
-    env.wait_marked().await;
-    old.kill9().await;
-
-    // Marks are lost.
-    env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = env.relay();
-    relay.wait_active().await;
-    ids.extend(env.insert_each(6_000).await);
-    env.wait_stored(6_050).await;
-    relay.kill9().await;
-    assert_eq!(env.unmarked().await, 6_000);
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = env.relay();
-    env.wait_marked().await;
-    let unplaced = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
-    assert_eq!(env.query::<i64>(unplaced).await, 0);
-    assert_eq!(env.stored_ids().await, ids);
-    ids.push(requeue(&env).await);
-
-    // The slot is, with a row that is not marked and one that was not read.
-    relay.kill9().await;
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let relay = env.relay();
-    relay.wait_active().await;
-    ids.extend(env.insert(1).await);
-    env.wait_stored(ids.len() as u64).await;
-    relay.kill9().await;
-    env.drop_slot("tailpost").await;
-    ids.extend(env.insert(1).await);
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    let relay = env.relay();
-    relay.wait_log("the scanner is done").await;
-    ids.extend(env.insert(1).await);
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    let (json, _) = env.ends_with(0, &["status", "--json"]).await;
-    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
-    assert_eq!(json["outbox"]["unpublished"], 0, "{json}");
-    assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
-}
-
 /// Looks at the table and marks for as long as it takes to look many times, by what the server counts.
 async fn reads_no_whole_table(env: &TestEnv, _relay: &Relay) {
     env.execute("VACUUM ANALYZE outbox_events").await;
@@ -197,22 +148,76 @@ async fn reads_no_whole_table(env: &TestEnv, _relay: &Relay) {
     assert_eq!(env.query::<i64>(whole).await, before, "the whole table was read");
 }
 
-/// A look every few seconds must not read a table of millions of rows.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_an_index_of_unmarked_rows_the_table_is_not_read_again_and_again() {
-    for mark in ["row", "lean"] {
-        let env = env(mark).await;
-        if mark == "row" {
-            by_hand(&env).await;
-        }
+mod long {
+    use super::*;
+
+    /// Everything that looks for rows finds them.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn by_transaction_alone_nothing_is_lost_or_doubled_when_marks_and_the_slot_are() {
+        let mut env = env("row").await;
+        by_hand(&env).await;
+        let old = env.relay();
+        let mut ids = env.insert_each(50).await;
+        env.wait_marked().await;
+        old.kill9().await;
+
+        // Marks are lost.
+        env.set("TAILPOST_RELAY__MARK_BATCH", "100000");
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
         let relay = env.relay();
         relay.wait_active().await;
-        env.insert(20_000).await;
-        env.wait_stored(20_000).await;
-        let pending = "SELECT count(*) FROM outbox_status WHERE status = 'PENDING'";
-        until(DEADLINE, "all are published", async || env.query::<i64>(pending).await == 0).await;
-        tokio::time::timeout(Duration::from_secs(60), reads_no_whole_table(&env, &relay))
-            .await
-            .expect("in time");
+        ids.extend(env.insert_each(6_000).await);
+        env.wait_stored(6_050).await;
+        relay.kill9().await;
+        assert_eq!(env.unmarked().await, 6_000);
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+        let relay = env.relay();
+        env.wait_marked().await;
+        let unplaced = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NULL";
+        assert_eq!(env.query::<i64>(unplaced).await, 0);
+        assert_eq!(env.stored_ids().await, ids);
+        ids.push(requeue(&env).await);
+
+        // The slot is, with a row that is not marked and one that was not read.
+        relay.kill9().await;
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+        let relay = env.relay();
+        relay.wait_active().await;
+        ids.extend(env.insert(1).await);
+        env.wait_stored(ids.len() as u64).await;
+        relay.kill9().await;
+        env.drop_slot("tailpost").await;
+        ids.extend(env.insert(1).await);
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+        let relay = env.relay();
+        relay.wait_log("the scanner is done").await;
+        ids.extend(env.insert(1).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+        let (json, _) = env.ends_with(0, &["status", "--json"]).await;
+        let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+        assert_eq!(json["outbox"]["unpublished"], 0, "{json}");
+        assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
+    }
+
+    /// A look every few seconds must not read a table of millions of rows.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn without_an_index_of_unmarked_rows_the_table_is_not_read_again_and_again() {
+        for mark in ["row", "lean"] {
+            let env = env(mark).await;
+            if mark == "row" {
+                by_hand(&env).await;
+            }
+            let relay = env.relay();
+            relay.wait_active().await;
+            env.insert(20_000).await;
+            env.wait_stored(20_000).await;
+            let pending = "SELECT count(*) FROM outbox_status WHERE status = 'PENDING'";
+            until(DEADLINE, "all are published", async || env.query::<i64>(pending).await == 0)
+                .await;
+            tokio::time::timeout(Duration::from_secs(60), reads_no_whole_table(&env, &relay))
+                .await
+                .expect("in time");
+        }
     }
 }

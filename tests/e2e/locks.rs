@@ -30,43 +30,6 @@ async fn env() -> TestEnv {
     env
 }
 
-/// The row is older than the slot. Killed and started again meanwhile,
-/// the relay knows that it has published it.
-// proves: G-LOCK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_locked_row_older_than_the_slot_holds_nobody_up_and_is_not_published_twice() {
-    let env = env().await;
-    env.execute(DOCUMENTED_TABLE).await;
-    let old = env.insert(20).await;
-    env.setup().await;
-    let mut client = env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    let sql = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
-    lock.execute(sql, &[&old[3]]).await.expect("lock a row");
-
-    let relay = env.relay();
-    let load = env.load(21, 1_500.0).await;
-    env.insert(MANY).await;
-    env.wait_stored(20 + u64::try_from(MANY).expect("positive") + 1_000).await;
-    load.wait_committed(1_500).await;
-    until(DEADLINE, "but for the locked row all are marked", async || env.unmarked().await < 500)
-        .await;
-    assert!(env.query::<i64>(WAITING).await <= 2, "statements pile up");
-    assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
-    relay.kill9().await;
-    drop(relay);
-    let relay = env.relay();
-    env.insert(MANY).await;
-    load.wait_committed(1_500).await;
-    let written = load.stop().await;
-    until(DEADLINE, "but for the locked row all are marked", async || env.unmarked().await == 1)
-        .await;
-    assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
-    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
-    lock.rollback().await.expect("let go");
-    env.assert_exact(&written).await;
-}
-
 /// Rows of the log's are locked when their marks are due, one of them when it is to
 /// be parked. The watermark passes them.
 // proves: G-LOCK-1
@@ -117,61 +80,6 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     until(DEADLINE, "no locked row is left", async || owed(0).await).await;
     assert_eq!(env.stored_ids().await, [ids, more].concat());
     assert_eq!(env.query::<i64>(parked).await, 1);
-}
-
-/// Nobody's events wait for what the relay writes beside them, and nothing waits for long on
-/// the server.
-// proves: G-LOCK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn locked_tables_stop_no_event_and_no_session() {
-    let mut env = env().await;
-    env.setup().await;
-    let relay = env.relay();
-    let mut expected = env.insert(10).await;
-    env.wait_marked().await;
-    let mut client = env.client().await;
-    env.execute("SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')").await;
-    for tables in
-        ["tailpost_state", "outbox_dead_letter, outbox_dead_letter_audit, tailpost_published"]
-    {
-        let dead = "SELECT count(*) FROM outbox_dead_letter";
-        until(DEADLINE, "it is parked", async || env.query::<i64>(dead).await > 0).await;
-        // The sequence that is written down is void by then.
-        env.wait_confirmed().await;
-        let lock = client.transaction().await.expect("begin");
-        let locked = format!("LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE");
-        lock.batch_execute(&locked).await.expect("lock tables");
-        let started = std::time::Instant::now();
-        if tables != "tailpost_state" {
-            env.execute("SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')")
-                .await;
-        }
-        while started.elapsed() < LOCKED_FOR {
-            expected.extend(env.insert(10).await);
-            env.wait_stored(expected.len() as u64).await;
-        }
-        assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
-        lock.rollback().await.expect("let go");
-        env.wait_marked().await;
-    }
-    assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 2);
-
-    // The outbox itself: nobody can write to it, but what is in the log comes.
-    env.to_nats().cut().await;
-    expected.extend(env.insert(1_000).await);
-    let lock = client.transaction().await.expect("begin");
-    let outbox = "LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE";
-    lock.batch_execute(outbox).await.expect("lock the outbox");
-    env.to_nats().restore().await.expect("restore the network");
-    env.wait_stored(expected.len() as u64).await;
-    tokio::time::sleep(LOCKED_FOR).await; // marks and sweeps give up meanwhile
-    assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
-    lock.rollback().await.expect("let go");
-    expected.extend(env.insert(10).await);
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    assert_eq!(env.stored_ids().await, expected);
-    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
 }
 
 /// A scan that waits for the broker keeps nobody from the table.
@@ -303,4 +211,104 @@ async fn locked_dead_letters_hold_up_no_session_however_many_are_to_be_parked() 
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}
+
+mod long {
+    use super::*;
+
+    /// The row is older than the slot. Killed and started again meanwhile,
+    /// the relay knows that it has published it.
+    // proves: G-LOCK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_locked_row_older_than_the_slot_holds_nobody_up_and_is_not_published_twice() {
+        let env = env().await;
+        env.execute(DOCUMENTED_TABLE).await;
+        let old = env.insert(20).await;
+        env.setup().await;
+        let mut client = env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        let sql = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
+        lock.execute(sql, &[&old[3]]).await.expect("lock a row");
+
+        let relay = env.relay();
+        let load = env.load(21, 1_500.0).await;
+        env.insert(MANY).await;
+        env.wait_stored(20 + u64::try_from(MANY).expect("positive") + 1_000).await;
+        load.wait_committed(1_500).await;
+        until(DEADLINE, "but for the locked row all are marked", async || {
+            env.unmarked().await < 500
+        })
+        .await;
+        assert!(env.query::<i64>(WAITING).await <= 2, "statements pile up");
+        assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+        relay.kill9().await;
+        drop(relay);
+        let relay = env.relay();
+        env.insert(MANY).await;
+        load.wait_committed(1_500).await;
+        let written = load.stop().await;
+        until(DEADLINE, "but for the locked row all are marked", async || {
+            env.unmarked().await == 1
+        })
+        .await;
+        assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+        lock.rollback().await.expect("let go");
+        env.assert_exact(&written).await;
+    }
+
+    /// Nobody's events wait for what the relay writes beside them, and nothing waits for long on
+    /// the server.
+    // proves: G-LOCK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn locked_tables_stop_no_event_and_no_session() {
+        let mut env = env().await;
+        env.setup().await;
+        let relay = env.relay();
+        let mut expected = env.insert(10).await;
+        env.wait_marked().await;
+        let mut client = env.client().await;
+        env.execute("SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')").await;
+        for tables in
+            ["tailpost_state", "outbox_dead_letter, outbox_dead_letter_audit, tailpost_published"]
+        {
+            let dead = "SELECT count(*) FROM outbox_dead_letter";
+            until(DEADLINE, "it is parked", async || env.query::<i64>(dead).await > 0).await;
+            // The sequence that is written down is void by then.
+            env.wait_confirmed().await;
+            let lock = client.transaction().await.expect("begin");
+            let locked = format!("LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE");
+            lock.batch_execute(&locked).await.expect("lock tables");
+            let started = std::time::Instant::now();
+            if tables != "tailpost_state" {
+                env.execute("SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')")
+                    .await;
+            }
+            while started.elapsed() < LOCKED_FOR {
+                expected.extend(env.insert(10).await);
+                env.wait_stored(expected.len() as u64).await;
+            }
+            assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+            lock.rollback().await.expect("let go");
+            env.wait_marked().await;
+        }
+        assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 2);
+
+        // The outbox itself: nobody can write to it, but what is in the log comes.
+        env.to_nats().cut().await;
+        expected.extend(env.insert(1_000).await);
+        let lock = client.transaction().await.expect("begin");
+        let outbox = "LOCK TABLE outbox_events IN ACCESS EXCLUSIVE MODE";
+        lock.batch_execute(outbox).await.expect("lock the outbox");
+        env.to_nats().restore().await.expect("restore the network");
+        env.wait_stored(expected.len() as u64).await;
+        tokio::time::sleep(LOCKED_FOR).await; // marks and sweeps give up meanwhile
+        assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+        lock.rollback().await.expect("let go");
+        expected.extend(env.insert(10).await);
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        assert_eq!(env.stored_ids().await, expected);
+        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    }
 }

@@ -82,43 +82,6 @@ async fn killed_in_mid_drain(env: &mut TestEnv) -> Vec<Uuid> {
     ids
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_in_mid_drain_a_watermark_says_of_every_row_that_it_is_published() {
-    let mut env = env("lean").await;
-    let ids = killed_in_mid_drain(&mut env).await;
-    let relay = env.relay();
-    wait_published(&env, 6_200).await;
-    assert_eq!(env.stored_ids().await, ids);
-    assert_eq!(marked(&env).await, 0, "nothing is written to a row");
-    let updated = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'outbox_events'";
-    assert_eq!(env.query::<i64>(updated).await, 0);
-    assert_eq!(backlog(&env).await["unpublished"], 0);
-    env.insert(7).await;
-    wait_published(&env, 6_207).await;
-    // What is committed while nobody reads is not published.
-    relay.kill9().await;
-    env.insert(3).await;
-    assert_eq!(count(&env, "PENDING").await, 3);
-    let told = backlog(&env).await;
-    assert_eq!(told["unpublished"], 3, "{told}");
-    assert!(told["oldest_unpublished_seconds"].as_f64().is_some_and(|it| it < 60.0), "{told}");
-}
-
-// proves: G-MARK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_in_mid_drain_every_published_row_is_deleted_and_no_other() {
-    let mut env = env("delete").await;
-    let ids = killed_in_mid_drain(&mut env).await;
-    let relay = env.relay();
-    wait_published(&env, 0).await;
-    assert_eq!(env.stored_ids().await, ids);
-    assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, 0);
-    relay.kill9().await;
-    env.insert(3).await;
-    assert_eq!(count(&env, "PENDING").await, 3);
-    assert_eq!(backlog(&env).await["unpublished"], 3);
-}
-
 /// Of what was stored a part is covered by the last watermark (or marked),
 /// and the stream has forgotten it; a part is not; and behind it there is the gap.
 async fn loses_its_slot(mark: &str) {
@@ -159,80 +122,6 @@ async fn loses_its_slot(mark: &str) {
     assert_eq!(backlog(&env).await["unpublished"], 0);
     stop(relay).await;
     assert_eq!(env.stored_ids().await, ids);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_slot_publishes_nothing_twice_though_no_row_is_marked() {
-    loses_its_slot("lean").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_slot_publishes_nothing_twice_though_rows_are_to_be_deleted() {
-    loses_its_slot("delete").await;
-}
-
-/// Also where the last of them was killed.
-#[tokio::test(flavor = "multi_thread")]
-async fn how_rows_are_marked_may_change_between_runs() {
-    let mut env = env("row").await;
-    let mut ids = Vec::new();
-    let (mut marked_before, mut kept) = (0, 0);
-    for mark in ["row", "lean", "row", "lean", "delete", "lean", "delete", "row"] {
-        env.set("TAILPOST_RELAY__MARK", mark);
-        env.setup().await;
-        let relay = env.relay();
-        relay.wait_active().await;
-        ids.extend(env.insert_each(40).await);
-        kept += if mark == "delete" { 0 } else { 40 };
-        wait_published(&env, kept).await;
-        let now = marked(&env).await;
-        assert!(mark == "row" || now <= marked_before, "{mark}: {now} of {marked_before}");
-        assert_eq!(backlog(&env).await["unpublished"], 0, "{mark}");
-        assert_eq!(env.stored_ids().await, ids, "{mark}");
-        // These are stored, and what says that they are published is lost, mostly. The next one says
-        // it, in its own way.
-        ids.extend(env.insert_each(10).await);
-        env.wait_stored(ids.len() as u64).await;
-        relay.kill9().await;
-        let left: i64 = env.query("SELECT count(*) FROM outbox_events").await;
-        kept = left;
-        let next = MARKS.iter().position(|it| *it == mark).expect("a mode");
-        if mark == "delete" || MARKS[(next + 1) % 3] == "delete" {
-            // Whether they are deleted depends on the moment: count what is left by then.
-            let relay = env.relay();
-            let what = "nothing waits";
-            until(DEADLINE, what, async || count(&env, "PENDING").await == 0).await;
-            relay.kill9().await;
-            kept = env.query("SELECT count(*) FROM outbox_events").await;
-        }
-        assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
-        // Some of the last may have been marked before the relay died.
-        marked_before = marked(&env).await;
-    }
-    let relay = env.relay();
-    wait_published(&env, kept).await;
-    env.wait_confirmed().await;
-    assert_eq!(env.stored_ids().await, ids);
-    relay.kill9().await;
-    // The whole table is looked at from now on, and the stream says nothing of its rows.
-    env.execute("DROP INDEX idx_outbox_txid").await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
-    ids.clear();
-    let relay = env.relay();
-    relay.wait_active().await;
-    for _ in 0..4 {
-        let before: String = env.query("SELECT watermark_at::TEXT FROM tailpost_state").await;
-        ids.extend(env.insert_each(1).await);
-        kept += 1;
-        let another = format!("SELECT watermark_at::TEXT <> '{before}' FROM tailpost_state");
-        let what = "there is another watermark";
-        until(DEADLINE, what, async || env.query::<bool>(&another).await).await;
-    }
-    wait_published(&env, kept).await;
-    assert_eq!(env.stored_ids().await, ids);
-    assert_eq!(backlog(&env).await["unpublished"], 0, "counted in the whole table");
-    assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
 }
 
 /// Nothing tells where in the stream they were, and they are deleted nevertheless.
@@ -289,59 +178,6 @@ async fn a_dead_letter_stays_until_it_is_requeued_however_rows_are_marked() {
         env.insert_each(1).await;
         env.wait_stored(12).await;
         assert_eq!(env.stored_count().await, 12, "{mark}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_that_a_route_drops_are_done_with_however_rows_are_marked() {
-    for mark in MARKS {
-        let mut env = env(mark).await;
-        let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("create a file");
-        let route = b"[[route]]\nevent_type = \"*Heartbeat\"\ndrop = true\n";
-        file.write_all(route).expect("write a route");
-        env.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
-        let dropped = "INSERT INTO outbox_events
-                (id, aggregate_type, aggregate_id, event_type, payload)
-            SELECT gen_random_uuid(), 'm', 'm', 'AHeartbeat', '{}' FROM generate_series(1, 20)";
-        env.execute(dropped).await;
-        let ids = env.insert_each(5).await;
-        // One that is killed at once, and one that finds what is left of it.
-        let relay = env.relay();
-        env.wait_stored(5).await;
-        relay.kill9().await;
-        let _relay = env.relay();
-        wait_published(&env, if mark == "delete" { 0 } else { 25 }).await;
-        assert_eq!(env.stored_ids().await, ids);
-        let told = backlog(&env).await;
-        assert_eq!(told["unpublished"], 0, "{mark}: {told}");
-        let known = if mark == "row" { 20.into() } else { serde_json::Value::Null };
-        assert_eq!(told["dropped"], known, "{mark}: {told}");
-    }
-}
-
-/// It ends when everything says that it is published.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_drain_ends_when_all_that_it_published_is_known_to_be() {
-    for mark in MARKS {
-        let env = env(mark).await;
-        let ids = env.insert(1_000).await;
-        env.ends_with(0, &["relay", "--once"]).await;
-        let kept = if mark == "delete" { 0 } else { 1_000 };
-        assert_eq!(count(&env, "PUBLISHED").await, kept, "{mark}");
-        assert_eq!(count(&env, "PENDING").await, 0, "{mark}");
-        // What a killed one stored, the next one makes known.
-        let relay = env.relay();
-        relay.wait_active().await;
-        env.insert(10).await;
-        env.wait_stored(1_010).await;
-        env.wait_confirmed().await;
-        relay.kill9().await;
-        if mark == "lean" {
-            env.ends_with(0, &["relay", "--once"]).await;
-            assert_eq!(count(&env, "PENDING").await, 0, "{mark}");
-        }
-        assert_eq!(env.stored_ids().await[..1_000], ids);
-        assert_eq!(env.stored_count().await, 1_010);
     }
 }
 
@@ -451,4 +287,173 @@ async fn a_watermark_of_another_slot_says_nothing() {
     relay.wait_log("the slot's state is gone").await;
     assert_eq!((count(&env, "PUBLISHED").await, count(&env, "PENDING").await), (10, 10));
     assert_eq!(env.query::<i64>("SELECT count(*) FROM tailpost_published").await, 1);
+}
+
+mod long {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_in_mid_drain_a_watermark_says_of_every_row_that_it_is_published() {
+        let mut env = env("lean").await;
+        let ids = killed_in_mid_drain(&mut env).await;
+        let relay = env.relay();
+        wait_published(&env, 6_200).await;
+        assert_eq!(env.stored_ids().await, ids);
+        assert_eq!(marked(&env).await, 0, "nothing is written to a row");
+        let updated = "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'outbox_events'";
+        assert_eq!(env.query::<i64>(updated).await, 0);
+        assert_eq!(backlog(&env).await["unpublished"], 0);
+        env.insert(7).await;
+        wait_published(&env, 6_207).await;
+        // What is committed while nobody reads is not published.
+        relay.kill9().await;
+        env.insert(3).await;
+        assert_eq!(count(&env, "PENDING").await, 3);
+        let told = backlog(&env).await;
+        assert_eq!(told["unpublished"], 3, "{told}");
+        assert!(told["oldest_unpublished_seconds"].as_f64().is_some_and(|it| it < 60.0), "{told}");
+    }
+
+    // proves: G-MARK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_in_mid_drain_every_published_row_is_deleted_and_no_other() {
+        let mut env = env("delete").await;
+        let ids = killed_in_mid_drain(&mut env).await;
+        let relay = env.relay();
+        wait_published(&env, 0).await;
+        assert_eq!(env.stored_ids().await, ids);
+        assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, 0);
+        relay.kill9().await;
+        env.insert(3).await;
+        assert_eq!(count(&env, "PENDING").await, 3);
+        assert_eq!(backlog(&env).await["unpublished"], 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lost_slot_publishes_nothing_twice_though_no_row_is_marked() {
+        loses_its_slot("lean").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lost_slot_publishes_nothing_twice_though_rows_are_to_be_deleted() {
+        loses_its_slot("delete").await;
+    }
+
+    /// Also where the last of them was killed.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn how_rows_are_marked_may_change_between_runs() {
+        let mut env = env("row").await;
+        let mut ids = Vec::new();
+        let (mut marked_before, mut kept) = (0, 0);
+        for mark in ["row", "lean", "row", "lean", "delete", "lean", "delete", "row"] {
+            env.set("TAILPOST_RELAY__MARK", mark);
+            env.setup().await;
+            let relay = env.relay();
+            relay.wait_active().await;
+            ids.extend(env.insert_each(40).await);
+            kept += if mark == "delete" { 0 } else { 40 };
+            wait_published(&env, kept).await;
+            let now = marked(&env).await;
+            assert!(mark == "row" || now <= marked_before, "{mark}: {now} of {marked_before}");
+            assert_eq!(backlog(&env).await["unpublished"], 0, "{mark}");
+            assert_eq!(env.stored_ids().await, ids, "{mark}");
+            // These are stored, and what says that they are published is lost, mostly. The next one says
+            // it, in its own way.
+            ids.extend(env.insert_each(10).await);
+            env.wait_stored(ids.len() as u64).await;
+            relay.kill9().await;
+            let left: i64 = env.query("SELECT count(*) FROM outbox_events").await;
+            kept = left;
+            let next = MARKS.iter().position(|it| *it == mark).expect("a mode");
+            if mark == "delete" || MARKS[(next + 1) % 3] == "delete" {
+                // Whether they are deleted depends on the moment: count what is left by then.
+                let relay = env.relay();
+                let what = "nothing waits";
+                until(DEADLINE, what, async || count(&env, "PENDING").await == 0).await;
+                relay.kill9().await;
+                kept = env.query("SELECT count(*) FROM outbox_events").await;
+            }
+            assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
+            // Some of the last may have been marked before the relay died.
+            marked_before = marked(&env).await;
+        }
+        let relay = env.relay();
+        wait_published(&env, kept).await;
+        env.wait_confirmed().await;
+        assert_eq!(env.stored_ids().await, ids);
+        relay.kill9().await;
+        // The whole table is looked at from now on, and the stream says nothing of its rows.
+        env.execute("DROP INDEX idx_outbox_txid").await;
+        env.removes_messages();
+        env.stream().await.purge().await.expect("purge the stream");
+        ids.clear();
+        let relay = env.relay();
+        relay.wait_active().await;
+        for _ in 0..4 {
+            let before: String = env.query("SELECT watermark_at::TEXT FROM tailpost_state").await;
+            ids.extend(env.insert_each(1).await);
+            kept += 1;
+            let another = format!("SELECT watermark_at::TEXT <> '{before}' FROM tailpost_state");
+            let what = "there is another watermark";
+            until(DEADLINE, what, async || env.query::<bool>(&another).await).await;
+        }
+        wait_published(&env, kept).await;
+        assert_eq!(env.stored_ids().await, ids);
+        assert_eq!(backlog(&env).await["unpublished"], 0, "counted in the whole table");
+        assert!(!relay.log().contains("without passing the log"), "{}", relay.log());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn rows_that_a_route_drops_are_done_with_however_rows_are_marked() {
+        for mark in MARKS {
+            let mut env = env(mark).await;
+            let mut file =
+                tempfile::Builder::new().suffix(".toml").tempfile().expect("create a file");
+            let route = b"[[route]]\nevent_type = \"*Heartbeat\"\ndrop = true\n";
+            file.write_all(route).expect("write a route");
+            env.set("TAILPOST_CONFIG", file.path().to_str().expect("UTF-8"));
+            let dropped = "INSERT INTO outbox_events
+                (id, aggregate_type, aggregate_id, event_type, payload)
+            SELECT gen_random_uuid(), 'm', 'm', 'AHeartbeat', '{}' FROM generate_series(1, 20)";
+            env.execute(dropped).await;
+            let ids = env.insert_each(5).await;
+            // One that is killed at once, and one that finds what is left of it.
+            let relay = env.relay();
+            env.wait_stored(5).await;
+            relay.kill9().await;
+            let _relay = env.relay();
+            wait_published(&env, if mark == "delete" { 0 } else { 25 }).await;
+            assert_eq!(env.stored_ids().await, ids);
+            let told = backlog(&env).await;
+            assert_eq!(told["unpublished"], 0, "{mark}: {told}");
+            let known = if mark == "row" { 20.into() } else { serde_json::Value::Null };
+            assert_eq!(told["dropped"], known, "{mark}: {told}");
+        }
+    }
+
+    /// It ends when everything says that it is published.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_drain_ends_when_all_that_it_published_is_known_to_be() {
+        for mark in MARKS {
+            let env = env(mark).await;
+            let ids = env.insert(1_000).await;
+            env.ends_with(0, &["relay", "--once"]).await;
+            let kept = if mark == "delete" { 0 } else { 1_000 };
+            assert_eq!(count(&env, "PUBLISHED").await, kept, "{mark}");
+            assert_eq!(count(&env, "PENDING").await, 0, "{mark}");
+            // What a killed one stored, the next one makes known.
+            let relay = env.relay();
+            relay.wait_active().await;
+            env.insert(10).await;
+            env.wait_stored(1_010).await;
+            env.wait_confirmed().await;
+            relay.kill9().await;
+            if mark == "lean" {
+                env.ends_with(0, &["relay", "--once"]).await;
+                assert_eq!(count(&env, "PENDING").await, 0, "{mark}");
+            }
+            assert_eq!(env.stored_ids().await[..1_000], ids);
+            assert_eq!(env.stored_count().await, 1_010);
+        }
+    }
 }

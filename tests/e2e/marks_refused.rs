@@ -60,8 +60,12 @@ async fn a_trigger_that_refuses_marks_of_some_rows_costs_the_others_nothing() {
     others_are_marked(REFUSING, "frozen", "function frozen() refuses a row (SQLSTATE P0001").await;
 }
 
-// proves: G-MARK-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_trigger_that_leaves_rows_without_marks_is_named_and_nothing_is_swept_for_ever() {
-    others_are_marked(UNTAKEN, "kept", "a trigger leaves the row as it is").await;
+mod long {
+    use super::*;
+
+    // proves: G-MARK-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_trigger_that_leaves_rows_without_marks_is_named_and_nothing_is_swept_for_ever() {
+        others_are_marked(UNTAKEN, "kept", "a trigger leaves the row as it is").await;
+    }
 }

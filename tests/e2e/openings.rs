@@ -63,34 +63,6 @@ async fn a_slot_that_waits_for_an_old_transaction_says_so_and_a_silent_server_is
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// Each connection falls silent after so many messages: in the greeting, while settings are made,
-/// while the slot is looked at and started.
-// proves: G-LOSS-5
-#[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
-    let (mut env, admin, _port) = env().await;
-    let mut ids = Vec::new();
-    let relay = env.relay();
-    wait_ready(admin, 200, "active").await;
-    for messages in [0, 2, 20, 30, 45] {
-        let before = attempts(&relay);
-        env.to_postgres().cut().await;
-        env.to_postgres().restore().await.expect("restore the network");
-        env.to_postgres().after(messages, After::Silence);
-        let silent = env.to_postgres().limited();
-        until(DEADLINE, "a connection falls silent and is given up", async || {
-            env.to_postgres().limited() > silent && attempts(&relay) > before + 1
-        })
-        .await;
-        wait_ready(admin, 503, "starting").await;
-        env.to_postgres().restore().await.expect("restore the network");
-        ids.extend(env.insert(5).await);
-        env.wait_marked().await;
-        wait_ready(admin, 200, "active").await;
-    }
-    assert_eq!(env.stored_ids().await, ids);
-}
-
 /// The same for the broker, from the start of the process on.
 // proves: G-LOSS-5
 #[tokio::test(flavor = "multi_thread")]
@@ -129,4 +101,36 @@ async fn a_standby_whose_server_fell_silent_is_not_ready_until_it_is_back() {
     wait_ready(admin, 503, "starting").await;
     env.to_postgres().restore().await.expect("restore the network");
     wait_ready(admin, 200, "standby").await;
+}
+
+mod long {
+    use super::*;
+
+    /// Each connection falls silent after so many messages: in the greeting, while settings are made,
+    /// while the slot is looked at and started.
+    // proves: G-LOSS-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_postgres_that_falls_silent_at_any_step_of_opening_is_left_and_come_back_to() {
+        let (mut env, admin, _port) = env().await;
+        let mut ids = Vec::new();
+        let relay = env.relay();
+        wait_ready(admin, 200, "active").await;
+        for messages in [0, 2, 20, 30, 45] {
+            let before = attempts(&relay);
+            env.to_postgres().cut().await;
+            env.to_postgres().restore().await.expect("restore the network");
+            env.to_postgres().after(messages, After::Silence);
+            let silent = env.to_postgres().limited();
+            until(DEADLINE, "a connection falls silent and is given up", async || {
+                env.to_postgres().limited() > silent && attempts(&relay) > before + 1
+            })
+            .await;
+            wait_ready(admin, 503, "starting").await;
+            env.to_postgres().restore().await.expect("restore the network");
+            ids.extend(env.insert(5).await);
+            env.wait_marked().await;
+            wait_ready(admin, 200, "active").await;
+        }
+        assert_eq!(env.stored_ids().await, ids);
+    }
 }

@@ -174,46 +174,6 @@ async fn what_the_broker_refuses_for_good_is_parked_and_published_once_the_strea
     assert_eq!(env.stored_ids().await.last(), Some(&poison[0]));
 }
 
-/// Two relays park the same events, the first killed meanwhile.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message() {
-    let env = with_small_payloads().await;
-    let (good, poison) = insert_with_poison(&env, 20).await;
-    let written = env.wal_end().await;
-    let holder = env.client().await;
-    let lock = "BEGIN; LOCK TABLE outbox_dead_letter IN SHARE MODE";
-    holder.batch_execute(lock).await.expect("lock the dead letters");
-    let parking = "SELECT count(*) FROM pg_stat_activity
-                   WHERE wait_event_type = 'Lock' AND query LIKE '%outbox_dead_letter%'";
-    let relay = env.relay();
-    until(DEADLINE, "the first parks", async || env.query::<i64>(parking).await == 1).await;
-    relay.kill9().await;
-    drop(relay);
-    let relay = env.relay();
-    // What the first left behind on the server waits for two seconds at most.
-    relay.wait_log("cannot park, trying again").await;
-    env.wait_stored(good.len() as u64).await;
-    let now: String = env.query("SELECT clock_timestamp()::TEXT").await;
-    let heard =
-        format!("SELECT reply_time > '{now}'::TIMESTAMPTZ + '300ms' FROM pg_stat_replication");
-    until(DEADLINE, "the relay confirms what it may", async || env.query::<bool>(&heard).await)
-        .await;
-    assert!(env.confirmed().await < written, "confirmed what is not parked yet");
-    holder.batch_execute("COMMIT").await.expect("let go of the dead letters");
-
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    relay.kill9().await;
-    drop(relay);
-    let relay = env.relay();
-    let last = env.insert(1).await;
-    env.wait_stored(good.len() as u64 + 1).await;
-    assert_eq!(env.stored_ids().await, [good, last].concat());
-    let ids: Vec<Uuid> = dead_letters(&env).await.into_iter().map(|it| it.0).collect();
-    assert_eq!(ids, poison);
-    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
-}
-
 /// Bytes that wait to be read by a backend.
 async fn unread(env: &TestEnv, backend: Pid) -> usize {
     let pid = backend.as_raw_nonzero();
@@ -294,4 +254,48 @@ async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again(
         quiet > WATERMARKS
     })
     .await;
+}
+
+mod long {
+    use super::*;
+
+    /// Two relays park the same events, the first killed meanwhile.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_kill_while_an_event_is_parked_leaves_one_dead_letter_and_no_message() {
+        let env = with_small_payloads().await;
+        let (good, poison) = insert_with_poison(&env, 20).await;
+        let written = env.wal_end().await;
+        let holder = env.client().await;
+        let lock = "BEGIN; LOCK TABLE outbox_dead_letter IN SHARE MODE";
+        holder.batch_execute(lock).await.expect("lock the dead letters");
+        let parking = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND query LIKE '%outbox_dead_letter%'";
+        let relay = env.relay();
+        until(DEADLINE, "the first parks", async || env.query::<i64>(parking).await == 1).await;
+        relay.kill9().await;
+        drop(relay);
+        let relay = env.relay();
+        // What the first left behind on the server waits for two seconds at most.
+        relay.wait_log("cannot park, trying again").await;
+        env.wait_stored(good.len() as u64).await;
+        let now: String = env.query("SELECT clock_timestamp()::TEXT").await;
+        let heard =
+            format!("SELECT reply_time > '{now}'::TIMESTAMPTZ + '300ms' FROM pg_stat_replication");
+        until(DEADLINE, "the relay confirms what it may", async || env.query::<bool>(&heard).await)
+            .await;
+        assert!(env.confirmed().await < written, "confirmed what is not parked yet");
+        holder.batch_execute("COMMIT").await.expect("let go of the dead letters");
+
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        relay.kill9().await;
+        drop(relay);
+        let relay = env.relay();
+        let last = env.insert(1).await;
+        env.wait_stored(good.len() as u64 + 1).await;
+        assert_eq!(env.stored_ids().await, [good, last].concat());
+        let ids: Vec<Uuid> = dead_letters(&env).await.into_iter().map(|it| it.0).collect();
+        assert_eq!(ids, poison);
+        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    }
 }

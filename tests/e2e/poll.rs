@@ -96,33 +96,6 @@ async fn without_logical_decoding_the_live_relay_says_what_to_change() {
     env.setup().await;
 }
 
-/// Also with claims in small pieces, so that nodes meet at the same aggregates.
-// proves: G-ORDER-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
-    let mut env = env().await;
-    env.set("TAILPOST_OUTBOX_BATCH_SIZE", "5");
-    env.set("TAILPOST_OUTBOX_WORKERS", "4");
-    env.set("TAILPOST_OUTBOX_POLL_MS", "10");
-    // Of ten aggregates, so that every claim meets all of them.
-    env.insert(3_000).await;
-    let load = env.load(7, 1000.0).await;
-    let stays = env.relay();
-    for round in 1..=4 {
-        let dies = env.relay();
-        dies.wait_log("polling the outbox").await;
-        load.wait_committed(200).await;
-        if round % 2 == 0 {
-            env.to_nats().set_delay(Duration::from_millis(30));
-        }
-        load.wait_committed(100).await;
-        dies.kill9().await;
-        env.to_nats().set_delay(Duration::ZERO);
-    }
-    stays.wait_log("polling the outbox").await;
-    assert_exact(&env, load).await;
-}
-
 // proves: G-DEAD-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
@@ -202,35 +175,6 @@ async fn a_locked_row_stops_no_poll() {
     assert_ordered(&env).await;
 }
 
-/// The relay that had the rows published them and ended before it marked them. When another
-/// one claims them, the broker has forgotten their ids, and that relay's reading is older.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_another_relay_published_long_ago_is_not_published_again() {
-    let mut env = remembering("60s").await;
-    // Longer than that.
-    env.set("TAILPOST_RELAY__POLL_INTERVAL", "75s");
-    let _late = env.relay();
-    let has_looked = "SELECT count(*) FROM pg_stat_activity
-        WHERE application_name LIKE 'tailpost%' AND query LIKE '%advisory%'";
-    until(DEADLINE, "it has looked for rows", async || env.query::<i64>(has_looked).await > 0)
-        .await;
-    let mut ids = env.insert(20).await;
-    let mut client = env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    lock.batch_execute("LOCK outbox_events IN SHARE MODE").await.expect("lock");
-    env.set("TAILPOST_RELAY__POLL_INTERVAL", "50ms");
-    let first = env.relay();
-    env.wait_stored(20).await;
-    first.kill9().await;
-    lock.rollback().await.expect("roll back");
-    assert_eq!(env.unmarked().await, 20, "it could mark none");
-    env.wait_marked().await;
-    let mut stored = env.stored_ids().await;
-    stored.sort_unstable();
-    ids.sort_unstable();
-    assert_eq!(stored, ids);
-}
-
 /// With `synchronous_commit = off` a crash of the server undoes commits that were visible.
 // proves: G-LOSS-7
 #[tokio::test(flavor = "multi_thread")]
@@ -257,4 +201,64 @@ async fn polled_events_are_on_the_disk_before_they_are_published() {
     let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
     let stored = i64::try_from(env.stored_count().await).expect("few");
     assert!(stored <= rows, "{stored} events are stored, and {rows} rows are left");
+}
+
+mod long {
+    use super::*;
+
+    /// Also with claims in small pieces, so that nodes meet at the same aggregates.
+    // proves: G-ORDER-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nodes_side_by_side_double_nothing_and_keep_order_when_one_is_killed() {
+        let mut env = env().await;
+        env.set("TAILPOST_OUTBOX_BATCH_SIZE", "5");
+        env.set("TAILPOST_OUTBOX_WORKERS", "4");
+        env.set("TAILPOST_OUTBOX_POLL_MS", "10");
+        // Of ten aggregates, so that every claim meets all of them.
+        env.insert(3_000).await;
+        let load = env.load(7, 1000.0).await;
+        let stays = env.relay();
+        for round in 1..=4 {
+            let dies = env.relay();
+            dies.wait_log("polling the outbox").await;
+            load.wait_committed(200).await;
+            if round % 2 == 0 {
+                env.to_nats().set_delay(Duration::from_millis(30));
+            }
+            load.wait_committed(100).await;
+            dies.kill9().await;
+            env.to_nats().set_delay(Duration::ZERO);
+        }
+        stays.wait_log("polling the outbox").await;
+        assert_exact(&env, load).await;
+    }
+
+    /// The relay that had the rows published them and ended before it marked them. When another
+    /// one claims them, the broker has forgotten their ids, and that relay's reading is older.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_another_relay_published_long_ago_is_not_published_again() {
+        let mut env = remembering("60s").await;
+        // Longer than that.
+        env.set("TAILPOST_RELAY__POLL_INTERVAL", "75s");
+        let _late = env.relay();
+        let has_looked = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name LIKE 'tailpost%' AND query LIKE '%advisory%'";
+        until(DEADLINE, "it has looked for rows", async || env.query::<i64>(has_looked).await > 0)
+            .await;
+        let mut ids = env.insert(20).await;
+        let mut client = env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        lock.batch_execute("LOCK outbox_events IN SHARE MODE").await.expect("lock");
+        env.set("TAILPOST_RELAY__POLL_INTERVAL", "50ms");
+        let first = env.relay();
+        env.wait_stored(20).await;
+        first.kill9().await;
+        lock.rollback().await.expect("roll back");
+        assert_eq!(env.unmarked().await, 20, "it could mark none");
+        env.wait_marked().await;
+        let mut stored = env.stored_ids().await;
+        stored.sort_unstable();
+        ids.sort_unstable();
+        assert_eq!(stored, ids);
+    }
 }

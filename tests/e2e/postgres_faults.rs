@@ -68,40 +68,6 @@ async fn postgres_stops_within_seconds_while_the_broker_is_down() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// Nobody says that the network is gone.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_half_open_network_to_postgres_is_recovered_from_by_itself() {
-    let mut env = env().await;
-    let _relay = env.relay();
-    let load = env.load(23, 500.0).await;
-    for direction in [Direction::ToClient, Direction::Both] {
-        load.wait_committed(200).await;
-        env.to_postgres().blackhole(direction);
-        load.wait_committed(700).await;
-        env.to_postgres().restore().await.unwrap();
-        env.wait_stored(load.committed()).await;
-    }
-    env.finish(load).await;
-}
-
-/// Nothing but silence, for as long as the relay takes to find that suspicious.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
-    let mut env = env().await;
-    // The scanner would stumble over it first.
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
-    let relay = env.relay();
-    let load = env.load(25, 100.0).await;
-    load.wait_committed(50).await;
-    // It reads the log: what falls silent is no session that opens.
-    env.wait_stored(50).await;
-    env.to_postgres().blackhole(Direction::Both);
-    relay.wait_log("the server fell silent").await;
-    env.to_postgres().restore().await.unwrap();
-    load.wait_committed(50).await;
-    env.finish(load).await;
-}
-
 // proves: G-LOSS-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flapping_network_to_postgres_costs_nothing() {
@@ -115,4 +81,42 @@ async fn a_flapping_network_to_postgres_costs_nothing() {
     }
     load.wait_committed(200).await;
     env.finish(load).await;
+}
+
+mod long {
+    use super::*;
+
+    /// Nobody says that the network is gone.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_half_open_network_to_postgres_is_recovered_from_by_itself() {
+        let mut env = env().await;
+        let _relay = env.relay();
+        let load = env.load(23, 500.0).await;
+        for direction in [Direction::ToClient, Direction::Both] {
+            load.wait_committed(200).await;
+            env.to_postgres().blackhole(direction);
+            load.wait_committed(700).await;
+            env.to_postgres().restore().await.unwrap();
+            env.wait_stored(load.committed()).await;
+        }
+        env.finish(load).await;
+    }
+
+    /// Nothing but silence, for as long as the relay takes to find that suspicious.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_postgres_that_falls_silent_is_left_and_come_back_to() {
+        let mut env = env().await;
+        // The scanner would stumble over it first.
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "1h");
+        let relay = env.relay();
+        let load = env.load(25, 100.0).await;
+        load.wait_committed(50).await;
+        // It reads the log: what falls silent is no session that opens.
+        env.wait_stored(50).await;
+        env.to_postgres().blackhole(Direction::Both);
+        relay.wait_log("the server fell silent").await;
+        env.to_postgres().restore().await.unwrap();
+        load.wait_committed(50).await;
+        env.finish(load).await;
+    }
 }

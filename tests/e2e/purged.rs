@@ -102,78 +102,6 @@ async fn survives_purges(mut env: TestEnv, seed: u64, keep: &[u64]) {
     history.assert_each_once(&env).await;
 }
 
-/// All messages are gone, or all but the newest.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
-    survives_purges(env().await, 1, &[0, 0, 20, 0]).await;
-}
-
-/// The stream got events whose answers the relay waited for in vain until it
-/// ended.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn stopped_without_an_answer_and_the_stream_purged_no_event_is_stored_twice() {
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    env.insert_each(20).await;
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    env.to_nats().blackhole(Direction::ToClient);
-    env.insert(1).await;
-    env.wait_stored(21).await;
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    env.to_nats().restore().await.expect("restore the connection");
-    let mut history = History::default();
-    history.purge(&env, 0).await;
-    let _relay = env.relay();
-    env.insert_each(20).await;
-    env.wait_marked().await;
-    history.assert_each_once(&env).await;
-}
-
-/// No mark says anything of what was published.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
-    for (name, value) in [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "lean")]
-    {
-        let mut env = env().await;
-        env.set(name, value);
-        survives_purges(env, 2, &[0, 0]).await;
-    }
-}
-
-/// Messages go from within the stream: by subject, by age, all but the newest of
-/// each subject. The others stay.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn messages_removed_from_within_the_stream_make_no_event_be_stored_twice() {
-    let env = env().await;
-    env.setup().await;
-    let mut history = History::default();
-    let load = env.load(3, 3000.0).await;
-    for removal in [Removal::Half, Removal::AllButNewest, Removal::Half] {
-        let relay = env.relay();
-        relay.wait_active().await;
-        load.wait_committed(400).await;
-        wait_counted(&env).await;
-        relay.kill9().await;
-        history.note(&env).await;
-        removal.remove(&env).await;
-    }
-    let _relay = env.relay();
-    load.wait_committed(400).await;
-    load.stop().await;
-    let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
-    until(DEADLINE, "all is published", async || env.query::<i64>(published).await == 0).await;
-    history.assert_each_once(&env).await;
-}
-
 /// Others' messages are not taken for events, whether they are there or gone.
 // proves: G-ONCE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -211,4 +139,81 @@ async fn foreign_messages_that_are_purged_cost_no_event() {
     let rows = env.client().await.query("SELECT id FROM outbox_events", &[]).await.expect("ids");
     let stored: BTreeSet<Uuid> = history.0.values().copied().collect();
     assert_eq!(stored, rows.iter().map(|row| row.get(0)).collect(), "an event is lost");
+}
+
+mod long {
+    use super::*;
+
+    /// All messages are gone, or all but the newest.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_under_load_and_the_stream_purged_no_event_is_stored_twice() {
+        survives_purges(env().await, 1, &[0, 0, 20, 0]).await;
+    }
+
+    /// The stream got events whose answers the relay waited for in vain until it
+    /// ended.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn stopped_without_an_answer_and_the_stream_purged_no_event_is_stored_twice() {
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        env.insert_each(20).await;
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        env.to_nats().blackhole(Direction::ToClient);
+        env.insert(1).await;
+        env.wait_stored(21).await;
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        env.to_nats().restore().await.expect("restore the connection");
+        let mut history = History::default();
+        history.purge(&env, 0).await;
+        let _relay = env.relay();
+        env.insert_each(20).await;
+        env.wait_marked().await;
+        history.assert_each_once(&env).await;
+    }
+
+    /// No mark says anything of what was published.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn without_marks_a_purge_makes_no_event_be_stored_twice() {
+        for (name, value) in
+            [("TAILPOST_RELAY__MARK_INTERVAL", "1h"), ("TAILPOST_RELAY__MARK", "lean")]
+        {
+            let mut env = env().await;
+            env.set(name, value);
+            survives_purges(env, 2, &[0, 0]).await;
+        }
+    }
+
+    /// Messages go from within the stream: by subject, by age, all but the newest of
+    /// each subject. The others stay.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn messages_removed_from_within_the_stream_make_no_event_be_stored_twice() {
+        let env = env().await;
+        env.setup().await;
+        let mut history = History::default();
+        let load = env.load(3, 3000.0).await;
+        for removal in [Removal::Half, Removal::AllButNewest, Removal::Half] {
+            let relay = env.relay();
+            relay.wait_active().await;
+            load.wait_committed(400).await;
+            wait_counted(&env).await;
+            relay.kill9().await;
+            history.note(&env).await;
+            removal.remove(&env).await;
+        }
+        let _relay = env.relay();
+        load.wait_committed(400).await;
+        load.stop().await;
+        let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
+        until(DEADLINE, "all is published", async || env.query::<i64>(published).await == 0).await;
+        history.assert_each_once(&env).await;
+    }
 }

@@ -288,9 +288,13 @@ fn given(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|it| it.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-// proves: G-LOSS-6
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_put_back_in_any_mode_no_event_is_lost_in_silence() {
-    let first = given("REPLAY_SEED").unwrap_or(2);
-    plays(first..first + given("EXAMPLES").unwrap_or(MIXES.len() as u64)).await;
+mod long {
+    use super::*;
+
+    // proves: G-LOSS-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whatever_is_put_back_in_any_mode_no_event_is_lost_in_silence() {
+        let first = given("REPLAY_SEED").unwrap_or(2);
+        plays(first..first + given("EXAMPLES").unwrap_or(MIXES.len() as u64)).await;
+    }
 }

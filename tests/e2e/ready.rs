@@ -199,23 +199,27 @@ async fn play_all(chosen: impl Fn(&Fault) -> bool) {
     assert!(failed.is_empty(), "{} faults:\n{}", failed.len(), failed.join("\n"));
 }
 
-// proves: G-SEEN-2
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_stops_events_is_red_names_its_cause_and_ends() {
-    play_all(|_| true).await;
-}
-
-// proves: G-SEEN-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_another_program_reads_and_a_paused_consumer_are_red() {
-    play_all(|it| ["slot_held_by_another", "consumer_paused"].contains(&it.name)).await;
-}
-
 /// The alerts are shipped.
 #[test]
 fn each_alert_of_a_fault_exists() {
     let names = alerts::names();
     for Fault { name, told, .. } in FAULTS {
         assert!(names.iter().any(|it| it == told.alert), "{name}: {}", told.alert);
+    }
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-SEEN-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whatever_stops_events_is_red_names_its_cause_and_ends() {
+        play_all(|_| true).await;
+    }
+
+    // proves: G-SEEN-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slot_that_another_program_reads_and_a_paused_consumer_are_red() {
+        play_all(|it| ["slot_held_by_another", "consumer_paused"].contains(&it.name)).await;
     }
 }

@@ -105,78 +105,82 @@ async fn leaders_that_step_down_cost_nothing_in_fenced_mode() {
     leaders_step_down("fenced", 81).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn leaders_that_step_down_cost_nothing_in_keyed_mode() {
-    leaders_step_down("keyed", 82).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-ONCE-4
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_leader_costs_nothing_in_fenced_mode() {
-    leader_is_killed("fenced", 83).await;
-}
-
-// proves: G-ONCE-4
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_leader_costs_nothing_in_keyed_mode() {
-    leader_is_killed("keyed", 84).await;
-}
-
-// proves: G-ONCE-4
-#[tokio::test(flavor = "multi_thread")]
-async fn an_isolated_leader_costs_nothing_in_fenced_mode() {
-    leader_is_isolated("fenced", 85).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_isolated_leader_costs_nothing_in_keyed_mode() {
-    leader_is_isolated("keyed", 86).await;
-}
-
-/// It wakes with messages that its successor has stored long since.
-// proves: G-ONCE-4
-#[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_was_paused_costs_nothing_in_fenced_mode() {
-    leader_is_paused("fenced", 87).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_leader_that_was_paused_costs_nothing_in_keyed_mode() {
-    leader_is_paused("keyed", 88).await;
-}
-
-/// The server that the relay is connected to answers the client, and can do nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_whose_server_is_cut_off_goes_to_another() {
-    let mut env = TestEnv::replicated().await;
-    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.setup().await;
-    let leader = env.nats.leader(STREAM).await.expect("the stream has a leader");
-    let mut others = Vec::new();
-    for node in (0..3).filter(|node| *node != leader) {
-        let addr = ([127, 0, 0, 1], env.nats.node(node).port()).into();
-        let mut proxy = Proxy::start(addr).await.expect("start a proxy");
-        proxy.cut().await;
-        others.push(proxy);
+    #[tokio::test(flavor = "multi_thread")]
+    async fn leaders_that_step_down_cost_nothing_in_keyed_mode() {
+        leaders_step_down("keyed", 82).await;
     }
-    let urls = [
-        env.nats.node(leader).url(),
-        format!("nats://{}", others[0].addr()),
-        format!("nats://{}", others[1].addr()),
-    ];
-    env.set("NATS_URL", &urls.join(","));
-    let relay = env.relay();
-    relay.wait_active().await;
-    for proxy in &mut others {
-        proxy.restore().await.expect("open the way");
-    }
-    let load = env.load(89, RATE.into()).await;
-    load.wait_committed(200).await;
 
-    env.nats.isolate(leader).await;
-    let mut scene = Scene { env, relay, load };
-    scene.wait_stored_without(leader).await;
-    scene.env.nats.rejoin().await.expect("end the isolation");
-    scene.end().await;
+    // proves: G-ONCE-4
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_killed_leader_costs_nothing_in_fenced_mode() {
+        leader_is_killed("fenced", 83).await;
+    }
+
+    // proves: G-ONCE-4
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_killed_leader_costs_nothing_in_keyed_mode() {
+        leader_is_killed("keyed", 84).await;
+    }
+
+    // proves: G-ONCE-4
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_isolated_leader_costs_nothing_in_fenced_mode() {
+        leader_is_isolated("fenced", 85).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_isolated_leader_costs_nothing_in_keyed_mode() {
+        leader_is_isolated("keyed", 86).await;
+    }
+
+    /// It wakes with messages that its successor has stored long since.
+    // proves: G-ONCE-4
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_leader_that_was_paused_costs_nothing_in_fenced_mode() {
+        leader_is_paused("fenced", 87).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_leader_that_was_paused_costs_nothing_in_keyed_mode() {
+        leader_is_paused("keyed", 88).await;
+    }
+
+    /// The server that the relay is connected to answers the client, and can do nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_whose_server_is_cut_off_goes_to_another() {
+        let mut env = TestEnv::replicated().await;
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.setup().await;
+        let leader = env.nats.leader(STREAM).await.expect("the stream has a leader");
+        let mut others = Vec::new();
+        for node in (0..3).filter(|node| *node != leader) {
+            let addr = ([127, 0, 0, 1], env.nats.node(node).port()).into();
+            let mut proxy = Proxy::start(addr).await.expect("start a proxy");
+            proxy.cut().await;
+            others.push(proxy);
+        }
+        let urls = [
+            env.nats.node(leader).url(),
+            format!("nats://{}", others[0].addr()),
+            format!("nats://{}", others[1].addr()),
+        ];
+        env.set("NATS_URL", &urls.join(","));
+        let relay = env.relay();
+        relay.wait_active().await;
+        for proxy in &mut others {
+            proxy.restore().await.expect("open the way");
+        }
+        let load = env.load(89, RATE.into()).await;
+        load.wait_committed(200).await;
+
+        env.nats.isolate(leader).await;
+        let mut scene = Scene { env, relay, load };
+        scene.wait_stored_without(leader).await;
+        scene.env.nats.rejoin().await.expect("end the isolation");
+        scene.end().await;
+    }
 }

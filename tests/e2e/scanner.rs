@@ -74,49 +74,6 @@ async fn where_nothing_is_older_than_the_slot_the_log_waits_for_no_scan() {
     assert!(!relay.log().contains("following the log"), "it scanned first");
 }
 
-/// What the scanner published and could not mark is found in the stream's tail,
-/// as long as the next session looks there before it follows a long log.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_long_log() {
-    const LOGGED: i32 = 40_000;
-    let mut env = env().await;
-    env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
-    env.execute(DOCUMENTED_TABLE).await;
-    let mut expected = env.insert(10).await;
-    env.setup().await;
-    env.ends_with(0, &["relay", "--once"]).await;
-    // A row that the stream lacks, and that nobody can mark for now.
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
-    let last = expected.split_off(9);
-    lose_marks(&env, 1).await;
-    let mut client = env.client().await;
-    let locking = client.transaction().await.unwrap();
-    locking
-        .execute("SELECT FROM outbox_events WHERE id = $1 FOR UPDATE", &[&last[0]])
-        .await
-        .unwrap();
-    let relay = env.relay();
-    env.wait_stored(1).await;
-    let waiting = "FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-    let count = format!("SELECT count(*) {waiting}");
-    until(DEADLINE, "the mark waits", async || env.query::<i64>(&count).await == 1).await;
-    relay.kill9().await;
-    // The server would carry it out although nobody waits for it any more.
-    env.execute(&format!("SELECT pg_terminate_backend(pid) {waiting}")).await;
-    locking.rollback().await.unwrap();
-    assert_eq!(env.unmarked().await, 1, "it was marked: the test proves nothing");
-
-    let logged = env.insert(LOGGED).await;
-    // So long that the log has been worked through by then.
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "5s");
-    let _relay = env.relay();
-    env.wait_stored(1 + logged.len() as u64).await;
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, [last, logged].concat());
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {
     const LOGGED: i32 = 4_000;
@@ -182,12 +139,6 @@ async fn rows_written_while_the_slot_was_gone_are_recovered_and_nothing_comes_tw
     lose_slot_and_marks("").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_watermark_the_streams_tail_tells_what_was_published() {
-    let forget = "UPDATE tailpost_state SET watermark_snapshot = NULL, watermark_lsn = NULL";
-    lose_slot_and_marks(forget).await;
-}
-
 // proves: G-MARK-1
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_lost_in_a_crash_are_swept_and_nothing_is_published_again() {
@@ -244,14 +195,67 @@ async fn lose_many_marks(is_indexed: bool) {
     assert_eq!(env.query::<i64>(places).await, i64::from(MANY), "the stream told where they are");
 }
 
-// proves: G-MARK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn however_many_marks_were_lost_all_are_swept() {
-    lose_many_marks(false).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-MARK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn however_many_marks_were_lost_all_are_swept_by_transaction() {
-    lose_many_marks(true).await;
+    /// What the scanner published and could not mark is found in the stream's tail,
+    /// as long as the next session looks there before it follows a long log.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_a_later_scan_published_unmarked_is_not_published_again_behind_a_long_log() {
+        const LOGGED: i32 = 40_000;
+        let mut env = env().await;
+        env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+        env.execute(DOCUMENTED_TABLE).await;
+        let mut expected = env.insert(10).await;
+        env.setup().await;
+        env.ends_with(0, &["relay", "--once"]).await;
+        // A row that the stream lacks, and that nobody can mark for now.
+        env.removes_messages();
+        env.stream().await.purge().await.expect("purge the stream");
+        let last = expected.split_off(9);
+        lose_marks(&env, 1).await;
+        let mut client = env.client().await;
+        let locking = client.transaction().await.unwrap();
+        locking
+            .execute("SELECT FROM outbox_events WHERE id = $1 FOR UPDATE", &[&last[0]])
+            .await
+            .unwrap();
+        let relay = env.relay();
+        env.wait_stored(1).await;
+        let waiting = "FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        let count = format!("SELECT count(*) {waiting}");
+        until(DEADLINE, "the mark waits", async || env.query::<i64>(&count).await == 1).await;
+        relay.kill9().await;
+        // The server would carry it out although nobody waits for it any more.
+        env.execute(&format!("SELECT pg_terminate_backend(pid) {waiting}")).await;
+        locking.rollback().await.unwrap();
+        assert_eq!(env.unmarked().await, 1, "it was marked: the test proves nothing");
+
+        let logged = env.insert(LOGGED).await;
+        // So long that the log has been worked through by then.
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "5s");
+        let _relay = env.relay();
+        env.wait_stored(1 + logged.len() as u64).await;
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, [last, logged].concat());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn without_a_watermark_the_streams_tail_tells_what_was_published() {
+        let forget = "UPDATE tailpost_state SET watermark_snapshot = NULL, watermark_lsn = NULL";
+        lose_slot_and_marks(forget).await;
+    }
+
+    // proves: G-MARK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn however_many_marks_were_lost_all_are_swept() {
+        lose_many_marks(false).await;
+    }
+
+    // proves: G-MARK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn however_many_marks_were_lost_all_are_swept_by_transaction() {
+        lose_many_marks(true).await;
+    }
 }

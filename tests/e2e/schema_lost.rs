@@ -27,39 +27,6 @@ const DROPPED: &[(&str, &str, bool)] = &[
     ),
 ];
 
-// proves: G-SETUP-2
-#[tokio::test(flavor = "multi_thread")]
-async fn what_others_drop_is_named_and_brought_back_by_setup() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    let mut expected = env.insert(20).await;
-    for (drop, name, is_needed) in DROPPED {
-        env.execute(drop).await;
-        expected.extend(env.insert(1).await);
-        let (told, _) = env.ends_with(1, &["doctor"]).await;
-        assert!(told.contains(name) && told.contains("tailpost setup"), "{drop}:\n{told}");
-        if *is_needed {
-            let (_, log) = env.ends_with(3, &["relay"]).await;
-            assert!(log.contains(name) && log.contains("tailpost setup"), "{drop}:\n{log}");
-        }
-        let (told, _) = env.ends_with(0, &["setup"]).await;
-        assert!(told.contains("created  migration"), "{drop}:\n{told}");
-        env.ends_with(0, &["doctor"]).await;
-    }
-    let relay = env.relay();
-    expected.extend(env.insert(5).await);
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    let mut stored = env.stored_ids().await;
-    stored.sort_unstable();
-    expected.sort_unstable();
-    assert_eq!(stored, expected);
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    let (told, _) = env.ends_with(0, &["setup"]).await;
-    assert!(!told.contains("created"), "{told}");
-}
-
 /// Types are an operator's to change, and rows that lack a value too.
 // proves: G-SETUP-2
 #[tokio::test(flavor = "multi_thread")]
@@ -110,5 +77,42 @@ async fn a_table_without_the_columns_of_marks_is_adopted() {
         expected.extend(env.insert(5).await);
         env.wait_marked().await;
         assert_eq!(env.stored_ids().await, expected);
+    }
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-SETUP-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_others_drop_is_named_and_brought_back_by_setup() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        let mut expected = env.insert(20).await;
+        for (drop, name, is_needed) in DROPPED {
+            env.execute(drop).await;
+            expected.extend(env.insert(1).await);
+            let (told, _) = env.ends_with(1, &["doctor"]).await;
+            assert!(told.contains(name) && told.contains("tailpost setup"), "{drop}:\n{told}");
+            if *is_needed {
+                let (_, log) = env.ends_with(3, &["relay"]).await;
+                assert!(log.contains(name) && log.contains("tailpost setup"), "{drop}:\n{log}");
+            }
+            let (told, _) = env.ends_with(0, &["setup"]).await;
+            assert!(told.contains("created  migration"), "{drop}:\n{told}");
+            env.ends_with(0, &["doctor"]).await;
+        }
+        let relay = env.relay();
+        expected.extend(env.insert(5).await);
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        let mut stored = env.stored_ids().await;
+        stored.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(stored, expected);
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(!told.contains("created"), "{told}");
     }
 }

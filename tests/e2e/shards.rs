@@ -95,36 +95,6 @@ async fn filter_and_scanner_put_each_aggregate_into_the_same_shard() {
     assert_eq!(env.query::<i64>(scanned).await, ODD.len() as i64 + 100, "half came by the scanner");
 }
 
-// proves: G-ORDER-1
-#[tokio::test(flavor = "multi_thread")]
-async fn four_shards_killed_at_any_moment_store_each_event_once_in_order() {
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.set_shards(4);
-    env.setup().await;
-    let load = env.load(71, 1_000.0).await;
-    let mut random = StdRng::seed_from_u64(71);
-    for _ in 0..8 {
-        let relay = env.relay();
-        let active = random.random_range(0..=4);
-        relay.wait_active_shards(active).await;
-        let moment = std::time::Duration::from_micros(random.random_range(0..300_000));
-        tokio::time::sleep(moment).await;
-        if random.random_bool(0.5) {
-            env.to_nats().cut().await;
-        }
-        relay.kill9().await;
-        env.to_nats().restore().await.expect("restore the network");
-    }
-    let relay = env.relay();
-    load.wait_committed(200).await;
-    env.finish(load).await;
-    assert_eq!(epochs(&env).await, [1; 4], "no relay took its own slot for another one");
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    assert_eq!(relay.log().matches(" stopped ").count(), 4, "each stopped by itself");
-}
-
 /// One shard's slot is lost; the others have nothing to do with its gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_of_one_shard_is_filled_by_that_shard_alone() {
@@ -340,4 +310,38 @@ async fn shards_run_in_processes_of_their_own() {
     env.finish(load).await;
     let (_, log) = env.ends_with(78, &["relay", "--shard", "2"]).await;
     assert!(log.contains("--shard") && log.contains("0 to 1"), "{log}");
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-ORDER-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn four_shards_killed_at_any_moment_store_each_event_once_in_order() {
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.set_shards(4);
+        env.setup().await;
+        let load = env.load(71, 1_000.0).await;
+        let mut random = StdRng::seed_from_u64(71);
+        for _ in 0..8 {
+            let relay = env.relay();
+            let active = random.random_range(0..=4);
+            relay.wait_active_shards(active).await;
+            let moment = std::time::Duration::from_micros(random.random_range(0..300_000));
+            tokio::time::sleep(moment).await;
+            if random.random_bool(0.5) {
+                env.to_nats().cut().await;
+            }
+            relay.kill9().await;
+            env.to_nats().restore().await.expect("restore the network");
+        }
+        let relay = env.relay();
+        load.wait_committed(200).await;
+        env.finish(load).await;
+        assert_eq!(epochs(&env).await, [1; 4], "no relay took its own slot for another one");
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        assert_eq!(relay.log().matches(" stopped ").count(), 4, "each stopped by itself");
+    }
 }

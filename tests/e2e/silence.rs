@@ -196,18 +196,6 @@ async fn relays_survive(way: Way) {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-// proves: G-LOSS-5
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_survives_silence_of_postgres_after_any_message() {
-    relays_survive(Way::Postgres).await;
-}
-
-// proves: G-LOSS-5
-#[tokio::test(flavor = "multi_thread")]
-async fn a_relay_survives_silence_of_nats_after_any_message() {
-    relays_survive(Way::Nats).await;
-}
-
 async fn inboxes_survive(way: Way) {
     let mut env = env().await;
     env.setup().await;
@@ -219,14 +207,30 @@ async fn inboxes_survive(way: Way) {
     each_ends(patients).await;
 }
 
-// proves: G-LOSS-5
-#[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_survives_silence_of_postgres_after_any_message() {
-    inboxes_survive(Way::Postgres).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-LOSS-5
-#[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_survives_silence_of_nats_after_any_message() {
-    inboxes_survive(Way::Nats).await;
+    // proves: G-LOSS-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_survives_silence_of_postgres_after_any_message() {
+        relays_survive(Way::Postgres).await;
+    }
+
+    // proves: G-LOSS-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_relay_survives_silence_of_nats_after_any_message() {
+        relays_survive(Way::Nats).await;
+    }
+
+    // proves: G-LOSS-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_inbox_survives_silence_of_postgres_after_any_message() {
+        inboxes_survive(Way::Postgres).await;
+    }
+
+    // proves: G-LOSS-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_inbox_survives_silence_of_nats_after_any_message() {
+        inboxes_survive(Way::Nats).await;
+    }
 }

@@ -230,46 +230,6 @@ async fn fail_over_without_the_slot(version: Option<u32>) {
     assert_eq!(told["slot"]["created_because"], "the replication slot is gone", "{told}");
 }
 
-/// PostgreSQL 17 and later take the slot along.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
-    let mut env = env(&[], Some(18)).await;
-    let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
-    let standby = standby.expect("start a standby");
-    let client = standby.client("postgres").await.expect("connect to the standby");
-    let conninfo = format!(
-        "host=127.0.0.1 port={} user=postgres application_name=standby_1 dbname=postgres",
-        env.postgres.port()
-    );
-    for setting in [
-        format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"),
-        "ALTER SYSTEM SET hot_standby_feedback = on".into(),
-        "ALTER SYSTEM SET sync_replication_slots = on".into(),
-        "SELECT pg_reload_conf()".into(),
-    ] {
-        client.batch_execute(&setting).await.expect(&setting);
-    }
-    let relay = env.relay();
-    let mut expected = env.insert_each(100).await;
-    env.wait_confirmed().await;
-    let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
-    until(DEADLINE, "the slot is on the standby", async || {
-        client.query_one(synced, &[]).await.expect("look").get::<_, i64>(0) == 1
-    })
-    .await;
-    expected.extend(env.insert_each(100).await);
-    env.wait_stored(200).await;
-    relay.kill9().await;
-    let _old = fail_over(&mut env, standby).await;
-
-    let relay = env.relay();
-    relay.wait_active().await;
-    expected.extend(env.insert_each(10).await);
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, expected);
-    assert_eq!(env.epochs().await, 1, "{}", relay.log());
-}
-
 /// The broker takes nothing, and the primary's disk is finite.
 // proves: G-SLOT-2
 #[tokio::test(flavor = "multi_thread")]
@@ -297,4 +257,48 @@ async fn a_slot_over_its_limit_is_held_and_the_relay_says_so() {
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, expected);
     assert_eq!(env.epochs().await, 1, "{}", relay.log());
+}
+
+mod long {
+    use super::*;
+
+    /// PostgreSQL 17 and later take the slot along.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_standby_promoted_with_the_slot_goes_on_where_it_was() {
+        let mut env = env(&[], Some(18)).await;
+        let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
+        let standby = standby.expect("start a standby");
+        let client = standby.client("postgres").await.expect("connect to the standby");
+        let conninfo = format!(
+            "host=127.0.0.1 port={} user=postgres application_name=standby_1 dbname=postgres",
+            env.postgres.port()
+        );
+        for setting in [
+            format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"),
+            "ALTER SYSTEM SET hot_standby_feedback = on".into(),
+            "ALTER SYSTEM SET sync_replication_slots = on".into(),
+            "SELECT pg_reload_conf()".into(),
+        ] {
+            client.batch_execute(&setting).await.expect(&setting);
+        }
+        let relay = env.relay();
+        let mut expected = env.insert_each(100).await;
+        env.wait_confirmed().await;
+        let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
+        until(DEADLINE, "the slot is on the standby", async || {
+            client.query_one(synced, &[]).await.expect("look").get::<_, i64>(0) == 1
+        })
+        .await;
+        expected.extend(env.insert_each(100).await);
+        env.wait_stored(200).await;
+        relay.kill9().await;
+        let _old = fail_over(&mut env, standby).await;
+
+        let relay = env.relay();
+        relay.wait_active().await;
+        expected.extend(env.insert_each(10).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
+        assert_eq!(env.epochs().await, 1, "{}", relay.log());
+    }
 }

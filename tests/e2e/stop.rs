@@ -32,29 +32,6 @@ async fn sigterm_and_restart_redeliver_nothing() {
     assert_eq!(env.stored_ids().await, ids);
 }
 
-// proves: G-STOP-1
-#[tokio::test(flavor = "multi_thread")]
-async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_and_confirmed() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    let load = env.load(41, 1000.0).await;
-    for _ in 0..3 {
-        let relay = env.relay();
-        relay.wait_active().await;
-        load.wait_committed(300).await;
-        let asked = Instant::now();
-        relay.sigterm();
-        let status = relay.wait_exit(DEADLINE).await;
-        assert!(status.success(), "{status}");
-        assert!(asked.elapsed() < Duration::from_secs(5), "it took {:?}", asked.elapsed());
-        let marked = "SELECT count(*) FROM outbox_events WHERE published_at IS NOT NULL";
-        let marked = env.query::<i64>(marked).await.cast_unsigned();
-        assert_eq!(marked, env.stored_count().await, "all that is stored is marked");
-    }
-    let _relay = env.relay();
-    env.finish(load).await;
-}
-
 /// What the broker does not take stays in PostgreSQL.
 // proves: G-STOP-1
 #[tokio::test(flavor = "multi_thread")]
@@ -131,4 +108,31 @@ async fn once_says_which_server_cannot_be_reached() {
     let once = env.spawn(&["relay", "--once"]);
     assert_eq!(once.wait_exit(DEADLINE).await.code(), Some(5));
     assert!(once.log().contains(&env.postgres.port().to_string()), "names it: {}", once.log());
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-STOP-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sigterm_under_load_ends_within_seconds_with_what_was_published_marked_and_confirmed() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        let load = env.load(41, 1000.0).await;
+        for _ in 0..3 {
+            let relay = env.relay();
+            relay.wait_active().await;
+            load.wait_committed(300).await;
+            let asked = Instant::now();
+            relay.sigterm();
+            let status = relay.wait_exit(DEADLINE).await;
+            assert!(status.success(), "{status}");
+            assert!(asked.elapsed() < Duration::from_secs(5), "it took {:?}", asked.elapsed());
+            let marked = "SELECT count(*) FROM outbox_events WHERE published_at IS NOT NULL";
+            let marked = env.query::<i64>(marked).await.cast_unsigned();
+            assert_eq!(marked, env.stored_count().await, "all that is stored is marked");
+        }
+        let _relay = env.relay();
+        env.finish(load).await;
+    }
 }

@@ -10,29 +10,6 @@ use support::{Relay, TestEnv};
 /// The relay that is active, and the one that stands by.
 type Relays = [Relay; 2];
 
-/// `REPLAY_SEED=n` chooses other faults.
-// proves: G-LOSS-2
-#[tokio::test(flavor = "multi_thread")]
-async fn faults_of_all_kinds_one_upon_the_other_cost_nothing() {
-    let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(51);
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
-    env.setup().await;
-    let mut relays = [env.relay(), env.relay()];
-    let load = env.load(seed, 1000.0).await;
-    let mut random = StdRng::seed_from_u64(seed);
-    for _ in 0..20 {
-        fault(&mut env, &mut relays, random.random_range(0..8)).await;
-        // The next fault meets a relay that recovers as often as one that has recovered.
-        tokio::time::sleep(Duration::from_millis(random.random_range(0..600))).await;
-    }
-    env.to_nats().restore().await.expect("restore the network");
-    env.to_postgres().restore().await.expect("restore the network");
-    env.finish(load).await;
-}
-
 /// Lets one thing fail. What is slow or swallowed stays so until something restores the network.
 async fn fault(env: &mut TestEnv, relays: &mut Relays, kind: u32) {
     eprintln!("fault {kind}");
@@ -65,5 +42,32 @@ async fn fault(env: &mut TestEnv, relays: &mut Relays, kind: u32) {
             env.to_nats().cut().await;
             env.to_nats().restore().await.expect("restore the network");
         }
+    }
+}
+
+mod long {
+    use super::*;
+
+    /// `REPLAY_SEED=n` chooses other faults.
+    // proves: G-LOSS-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn faults_of_all_kinds_one_upon_the_other_cost_nothing() {
+        let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(51);
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
+        env.setup().await;
+        let mut relays = [env.relay(), env.relay()];
+        let load = env.load(seed, 1000.0).await;
+        let mut random = StdRng::seed_from_u64(seed);
+        for _ in 0..20 {
+            fault(&mut env, &mut relays, random.random_range(0..8)).await;
+            // The next fault meets a relay that recovers as often as one that has recovered.
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..600))).await;
+        }
+        env.to_nats().restore().await.expect("restore the network");
+        env.to_postgres().restore().await.expect("restore the network");
+        env.finish(load).await;
     }
 }

@@ -130,35 +130,6 @@ async fn what_a_message_holds_is_what_a_row_would_hold() {
     }
 }
 
-/// Nothing but the stream tells what was published, and the broker forgets ids at once.
-// proves: G-OUT-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_again_and_again_each_event_without_a_row_is_stored_once_in_order() {
-    let env = env(&[("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms")]).await;
-    let mut random = StdRng::seed_from_u64(7);
-    let mut ids = Vec::new();
-    let client = env.client().await;
-    for _ in 0..8 {
-        let relay = env.relay();
-        relay.wait_active().await;
-        for _ in 0..random.random_range(20..60) {
-            let events: Vec<(bool, Uuid)> = (0..random.random_range(1..8))
-                .map(|_| (random.random_bool(0.6), Uuid::now_v7()))
-                .collect();
-            let written: String = events.iter().map(|it| emit(it.0, it.1, "'{}'")).collect();
-            let is_kept = random.random_bool(0.8);
-            let end = if is_kept { "COMMIT" } else { "ROLLBACK" };
-            client.batch_execute(&format!("BEGIN; {written} {end}")).await.expect("write");
-            ids.extend(events.into_iter().filter(|_| is_kept).map(|it| it.1));
-        }
-        relay.kill9().await;
-    }
-    let _relay = env.relay();
-    wait_published(&env, ids.len()).await;
-    assert_eq!(env.stored_ids().await, ids);
-    verified(&env).await;
-}
-
 /// PostgreSQL's log has them as long as it is kept.
 // proves: G-OUT-1
 #[tokio::test(flavor = "multi_thread")]
@@ -186,4 +157,37 @@ async fn a_replay_of_the_log_brings_events_without_a_row_again() {
         assert_eq!(copy.header("Tailpost-Event-Id"), Some(&*original.id.to_string()));
     }
     verified(&env).await;
+}
+
+mod long {
+    use super::*;
+
+    /// Nothing but the stream tells what was published, and the broker forgets ids at once.
+    // proves: G-OUT-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_again_and_again_each_event_without_a_row_is_stored_once_in_order() {
+        let env = env(&[("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms")]).await;
+        let mut random = StdRng::seed_from_u64(7);
+        let mut ids = Vec::new();
+        let client = env.client().await;
+        for _ in 0..8 {
+            let relay = env.relay();
+            relay.wait_active().await;
+            for _ in 0..random.random_range(20..60) {
+                let events: Vec<(bool, Uuid)> = (0..random.random_range(1..8))
+                    .map(|_| (random.random_bool(0.6), Uuid::now_v7()))
+                    .collect();
+                let written: String = events.iter().map(|it| emit(it.0, it.1, "'{}'")).collect();
+                let is_kept = random.random_bool(0.8);
+                let end = if is_kept { "COMMIT" } else { "ROLLBACK" };
+                client.batch_execute(&format!("BEGIN; {written} {end}")).await.expect("write");
+                ids.extend(events.into_iter().filter(|_| is_kept).map(|it| it.1));
+            }
+            relay.kill9().await;
+        }
+        let _relay = env.relay();
+        wait_published(&env, ids.len()).await;
+        assert_eq!(env.stored_ids().await, ids);
+        verified(&env).await;
+    }
 }

@@ -28,48 +28,6 @@ async fn a_standby_takes_over_from_a_killed_relay_within_a_second_or_two() {
     env.finish(load).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn relays_replaced_one_by_one_under_load_cost_nothing() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    let mut active = env.relay();
-    active.wait_active().await;
-    let load = env.load(32, 1000.0).await;
-    for _ in 0..4 {
-        let next = env.relay();
-        next.wait_log("standing by").await;
-        load.wait_committed(200).await;
-        active.sigterm();
-        next.wait_active().await;
-        assert!(active.wait_exit(DEADLINE).await.success());
-        active = next;
-    }
-    env.finish(load).await;
-}
-
-/// Invariant E. The first relay stops in the middle of its work, with events
-/// read, sent, and not yet sent; when it goes on, it believes that the slot is its own.
-// proves: G-ONCE-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_paused_relay_woken_after_its_successor_took_over_writes_nothing() {
-    let env = env_that_misses_a_paused_relay().await;
-    let first = env.relay();
-    first.wait_active().await;
-    let second = env.relay();
-    second.wait_log("standing by").await;
-    let load = env.load(33, 2000.0).await;
-    load.wait_committed(1_000).await;
-
-    first.pause();
-    second.wait_active().await;
-    load.wait_committed(500).await;
-    first.resume();
-    first.wait_log("standing by").await;
-    load.wait_committed(500).await;
-    env.finish(load).await;
-    assert!(second.exited().is_none() && first.exited().is_none(), "both are alive");
-}
-
 /// Invariant E. What the first relay sent before it was paused reaches the broker
 /// after its successor has published the same events, and the broker has forgotten their ids.
 // proves: G-ONCE-2
@@ -99,64 +57,6 @@ async fn messages_of_a_paused_relay_that_arrive_after_its_successors_are_refused
     first.wait_log("standing by").await;
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, ids);
-}
-
-/// The active relay's host is gone, and nobody says so.
-// proves: G-TAKE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
-    let mut env = TestEnv::proxied().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.setup().await;
-    let first = env.relay();
-    first.wait_active().await;
-    env.set("DATABASE_URL", &env.postgres.url("postgres"));
-    env.set("NATS_URL", &env.nats.url());
-    let second = env.relay();
-    second.wait_log("standing by").await;
-    let load = env.load(34, 500.0).await;
-    load.wait_committed(300).await;
-
-    env.to_postgres().blackhole(Direction::Both);
-    env.to_nats().blackhole(Direction::Both);
-    let died = Instant::now();
-    second.wait_active().await;
-    eprintln!("taken over after {:?}", died.elapsed());
-    assert!(died.elapsed() < Duration::from_secs(8), "it took {:?}", died.elapsed());
-    load.wait_committed(300).await;
-    env.to_postgres().restore().await.unwrap();
-    env.to_nats().restore().await.unwrap();
-    first.wait_log("standing by").await;
-    env.finish(load).await;
-}
-
-/// Of two relays the active one is killed, many times; each time another one comes to stand
-/// by. `TAKEOVERS` says how often.
-// proves: G-TAKE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn takeovers_one_after_the_other_under_load_cost_nothing() {
-    let takeovers = std::env::var("TAKEOVERS").ok().map_or(20, |it| it.parse().expect("a number"));
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.setup().await;
-    let load = env.load(35, 300.0).await;
-    let mut active = env.relay();
-    active.wait_active().await;
-    let mut took = Vec::new();
-    for _ in 0..takeovers {
-        let next = env.relay();
-        next.wait_log("standing by").await;
-        active.kill9().await;
-        let died = Instant::now();
-        next.wait_active().await;
-        took.push(died.elapsed());
-        active = next;
-    }
-    took.sort_unstable();
-    let (median, most) = (took.get(took.len() / 2), took.last());
-    eprintln!("taken over after {median:?} in the median, {most:?} at most");
-    env.finish(load).await;
-    assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
 }
 
 /// Invariant E in keyed mode, where only the broker's memory of ids would help. The
@@ -210,4 +110,109 @@ async fn env_that_misses_a_paused_relay() -> TestEnv {
     env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
     env.setup().await;
     env
+}
+
+mod long {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn relays_replaced_one_by_one_under_load_cost_nothing() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        let mut active = env.relay();
+        active.wait_active().await;
+        let load = env.load(32, 1000.0).await;
+        for _ in 0..4 {
+            let next = env.relay();
+            next.wait_log("standing by").await;
+            load.wait_committed(200).await;
+            active.sigterm();
+            next.wait_active().await;
+            assert!(active.wait_exit(DEADLINE).await.success());
+            active = next;
+        }
+        env.finish(load).await;
+    }
+
+    /// Invariant E. The first relay stops in the middle of its work, with events
+    /// read, sent, and not yet sent; when it goes on, it believes that the slot is its own.
+    // proves: G-ONCE-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_paused_relay_woken_after_its_successor_took_over_writes_nothing() {
+        let env = env_that_misses_a_paused_relay().await;
+        let first = env.relay();
+        first.wait_active().await;
+        let second = env.relay();
+        second.wait_log("standing by").await;
+        let load = env.load(33, 2000.0).await;
+        load.wait_committed(1_000).await;
+
+        first.pause();
+        second.wait_active().await;
+        load.wait_committed(500).await;
+        first.resume();
+        first.wait_log("standing by").await;
+        load.wait_committed(500).await;
+        env.finish(load).await;
+        assert!(second.exited().is_none() && first.exited().is_none(), "both are alive");
+    }
+
+    /// Of two relays the active one is killed, many times; each time another one comes to stand
+    /// by. `TAKEOVERS` says how often.
+    // proves: G-TAKE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn takeovers_one_after_the_other_under_load_cost_nothing() {
+        let takeovers =
+            std::env::var("TAKEOVERS").ok().map_or(20, |it| it.parse().expect("a number"));
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.setup().await;
+        let load = env.load(35, 300.0).await;
+        let mut active = env.relay();
+        active.wait_active().await;
+        let mut took = Vec::new();
+        for _ in 0..takeovers {
+            let next = env.relay();
+            next.wait_log("standing by").await;
+            active.kill9().await;
+            let died = Instant::now();
+            next.wait_active().await;
+            took.push(died.elapsed());
+            active = next;
+        }
+        took.sort_unstable();
+        let (median, most) = (took.get(took.len() / 2), took.last());
+        eprintln!("taken over after {median:?} in the median, {most:?} at most");
+        env.finish(load).await;
+        assert_eq!(env.epochs().await, 1, "no relay took its own slot for another one");
+    }
+
+    /// The active relay's host is gone, and nobody says so.
+    // proves: G-TAKE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_standby_takes_over_from_a_silently_dead_host_within_seconds() {
+        let mut env = TestEnv::proxied().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.setup().await;
+        let first = env.relay();
+        first.wait_active().await;
+        env.set("DATABASE_URL", &env.postgres.url("postgres"));
+        env.set("NATS_URL", &env.nats.url());
+        let second = env.relay();
+        second.wait_log("standing by").await;
+        let load = env.load(34, 500.0).await;
+        load.wait_committed(300).await;
+
+        env.to_postgres().blackhole(Direction::Both);
+        env.to_nats().blackhole(Direction::Both);
+        let died = Instant::now();
+        second.wait_active().await;
+        eprintln!("taken over after {:?}", died.elapsed());
+        assert!(died.elapsed() < Duration::from_secs(8), "it took {:?}", died.elapsed());
+        load.wait_committed(300).await;
+        env.to_postgres().restore().await.unwrap();
+        env.to_nats().restore().await.unwrap();
+        first.wait_log("standing by").await;
+        env.finish(load).await;
+    }
 }

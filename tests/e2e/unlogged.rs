@@ -62,30 +62,6 @@ async fn a_table_with_rows_attached_as_a_partition_is_published() {
     assert_eq!(env.query::<i64>(placed).await, 20);
 }
 
-/// An older transaction's number makes a row look as if it had been missed. The
-/// log brings it nevertheless, a moment later.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_number_written_by_the_application_does_not_publish_twice() {
-    let env = env().await;
-    env.setup().await;
-    let relay = env.relay();
-    let mut expected = env.insert_each(10).await;
-    env.wait_marked().await;
-    let client = env.client().await;
-    for _ in 0..300 {
-        let sql = "INSERT INTO outbox_events
-                 (id, aggregate_type, aggregate_id, event_type, payload, txid)
-             SELECT gen_random_uuid(), 'order', 'o-1', 'Odd', '{}',
-                 pg_snapshot_xmax(start_snapshot)
-             FROM tailpost_state RETURNING id";
-        expected.push(client.query_one(sql, &[]).await.expect("insert").get(0));
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, expected);
-    assert!(!relay.log().contains(SHOUT), "none was missed:\n{}", relay.log());
-}
-
 /// As after an upgrade, when nobody wrote down yet what was confirmed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_replaced_before_anything_was_written_down_costs_no_event() {
@@ -135,37 +111,65 @@ async fn rows_whose_messages_were_purged_are_not_published_again() {
     assert_eq!(env.stored_count().await, 0);
 }
 
-/// Rows that are unmarked although a sweep has covered them were published, as far
-/// back in the stream as that may be.
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {
-    let mut env = env().await;
-    // What the scanner reads back of the stream by itself is little.
-    env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
-    env.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
-    env.setup().await;
-    let relay = env.relay();
-    relay.announce(SHOUT);
-    env.insert(12_000).await;
-    env.wait_marked().await;
-    let swept = "SELECT bool_and(pg_visible_in_snapshot(txid, swept_snapshot))
+mod long {
+    use super::*;
+
+    /// An older transaction's number makes a row look as if it had been missed. The
+    /// log brings it nevertheless, a moment later.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_transaction_number_written_by_the_application_does_not_publish_twice() {
+        let env = env().await;
+        env.setup().await;
+        let relay = env.relay();
+        let mut expected = env.insert_each(10).await;
+        env.wait_marked().await;
+        let client = env.client().await;
+        for _ in 0..300 {
+            let sql = "INSERT INTO outbox_events
+                 (id, aggregate_type, aggregate_id, event_type, payload, txid)
+             SELECT gen_random_uuid(), 'order', 'o-1', 'Odd', '{}',
+                 pg_snapshot_xmax(start_snapshot)
+             FROM tailpost_state RETURNING id";
+            expected.push(client.query_one(sql, &[]).await.expect("insert").get(0));
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
+        assert!(!relay.log().contains(SHOUT), "none was missed:\n{}", relay.log());
+    }
+
+    /// Rows that are unmarked although a sweep has covered them were published, as far
+    /// back in the stream as that may be.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn rows_unmarked_by_hand_are_looked_for_in_the_whole_stream() {
+        let mut env = env().await;
+        // What the scanner reads back of the stream by itself is little.
+        env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
+        env.set("TAILPOST_RELAY__WINDOW_EVENTS", "64");
+        env.setup().await;
+        let relay = env.relay();
+        relay.announce(SHOUT);
+        env.insert(12_000).await;
+        env.wait_marked().await;
+        let swept = "SELECT bool_and(pg_visible_in_snapshot(txid, swept_snapshot))
                  FROM outbox_events, tailpost_state WHERE seq <= 3000";
-    until(DEADLINE, "a sweep has covered them", async || {
-        env.insert(1).await; // a sweep is written down with the next watermark
-        env.query::<bool>(swept).await
-    })
-    .await;
-    env.execute(
-        "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL
+        until(DEADLINE, "a sweep has covered them", async || {
+            env.insert(1).await; // a sweep is written down with the next watermark
+            env.query::<bool>(swept).await
+        })
+        .await;
+        env.execute(
+            "UPDATE outbox_events SET published_at = NULL, stream = NULL, stream_seq = NULL
          WHERE seq <= 3000",
-    )
-    .await;
-    env.insert(1).await; // a watermark follows at once
-    env.wait_marked().await;
-    let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
-    assert_eq!(env.stored_count().await, rows.cast_unsigned(), "{}", relay.log());
-    assert!(relay.log().contains("the stream has them all the same"), "{}", relay.log());
-    assert!(!relay.log().contains(SHOUT), "{}", relay.log());
-    let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NOT NULL";
-    assert_eq!(env.query::<i64>(placed).await, rows);
+        )
+        .await;
+        env.insert(1).await; // a watermark follows at once
+        env.wait_marked().await;
+        let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
+        assert_eq!(env.stored_count().await, rows.cast_unsigned(), "{}", relay.log());
+        assert!(relay.log().contains("the stream has them all the same"), "{}", relay.log());
+        assert!(!relay.log().contains(SHOUT), "{}", relay.log());
+        let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NOT NULL";
+        assert_eq!(env.query::<i64>(placed).await, rows);
+    }
 }

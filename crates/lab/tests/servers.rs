@@ -242,45 +242,49 @@ async fn own_servers_forever() {
     std::future::pending().await
 }
 
-/// Three replicas go on while a minority is gone, and the minority is of no use by itself.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_outlives_an_isolated_leader_and_a_killed_one() {
-    let mut cluster = NatsCluster::start(NatsOptions::default()).await.unwrap();
-    let jetstream = cluster.jetstream().await.unwrap();
-    let config = stream::Config {
-        name: "S".into(),
-        subjects: vec!["s".into()],
-        num_replicas: 3,
-        ..stream::Config::default()
-    };
-    jetstream.create_stream(config).await.unwrap();
-    let first = cluster.leader("S").await.unwrap();
+mod long {
+    use super::*;
 
-    cluster.isolate(first).await;
-    let through_the_rest = async |cluster: &NatsCluster, gone: usize| {
-        let rest = cluster.node((gone + 1) % 3).jetstream().await.unwrap();
-        let started = Instant::now();
-        loop {
-            let sent = rest.publish("s", "x".into()).await.unwrap();
-            if let Ok(ack) = sent.await {
-                return ack.sequence;
+    /// Three replicas go on while a minority is gone, and the minority is of no use by itself.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_cluster_outlives_an_isolated_leader_and_a_killed_one() {
+        let mut cluster = NatsCluster::start(NatsOptions::default()).await.unwrap();
+        let jetstream = cluster.jetstream().await.unwrap();
+        let config = stream::Config {
+            name: "S".into(),
+            subjects: vec!["s".into()],
+            num_replicas: 3,
+            ..stream::Config::default()
+        };
+        jetstream.create_stream(config).await.unwrap();
+        let first = cluster.leader("S").await.unwrap();
+
+        cluster.isolate(first).await;
+        let through_the_rest = async |cluster: &NatsCluster, gone: usize| {
+            let rest = cluster.node((gone + 1) % 3).jetstream().await.unwrap();
+            let started = Instant::now();
+            loop {
+                let sent = rest.publish("s", "x".into()).await.unwrap();
+                if let Ok(ack) = sent.await {
+                    return ack.sequence;
+                }
+                assert!(started.elapsed() < Duration::from_secs(30), "nobody takes over");
             }
-            assert!(started.elapsed() < Duration::from_secs(30), "nobody takes over");
-        }
-    };
-    let sequence = through_the_rest(&cluster, first).await;
-    let alone = cluster.node(first).jetstream().await.unwrap();
-    let sent = alone.publish("s", "x".into()).await.unwrap();
-    let acked = tokio::time::timeout(Duration::from_secs(1), sent.into_future()).await;
-    assert!(!matches!(acked, Ok(Ok(_))), "a minority stores nothing: {acked:?}");
+        };
+        let sequence = through_the_rest(&cluster, first).await;
+        let alone = cluster.node(first).jetstream().await.unwrap();
+        let sent = alone.publish("s", "x".into()).await.unwrap();
+        let acked = tokio::time::timeout(Duration::from_secs(1), sent.into_future()).await;
+        assert!(!matches!(acked, Ok(Ok(_))), "a minority stores nothing: {acked:?}");
 
-    cluster.rejoin().await.unwrap();
-    cluster.wait_current("S").await.unwrap();
-    // Whoever leads then: the one that steps down may be elected again.
-    cluster.step_down("S").await.unwrap();
-    let second = cluster.leader("S").await.unwrap();
-    cluster.node_mut(second).kill().await.unwrap();
-    assert!(through_the_rest(&cluster, second).await > sequence);
-    cluster.node_mut(second).start_again().await.unwrap();
-    cluster.wait_current("S").await.unwrap();
+        cluster.rejoin().await.unwrap();
+        cluster.wait_current("S").await.unwrap();
+        // Whoever leads then: the one that steps down may be elected again.
+        cluster.step_down("S").await.unwrap();
+        let second = cluster.leader("S").await.unwrap();
+        cluster.node_mut(second).kill().await.unwrap();
+        assert!(through_the_rest(&cluster, second).await > sequence);
+        cluster.node_mut(second).start_again().await.unwrap();
+        cluster.wait_current("S").await.unwrap();
+    }
 }

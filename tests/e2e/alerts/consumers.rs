@@ -78,79 +78,86 @@ async fn take_over(env: &mut TestEnv, watch: &Watch, args: &[&str], network: &mu
     watch.wait_written(WRITES).await;
 }
 
-// proves: G-ALERT-1, G-MET-2
-#[tokio::test(flavor = "multi_thread")]
-async fn alerts_about_consumers_fire_and_end() {
-    let mut env = hasty().await;
-    let watch = watch(&mut env, true, &[]).await;
-    let relay = env.relay();
-    relay.announce("");
-    let service = Service::start().await;
-    let mut network = Proxy::start(service.address()).await.expect("start a proxy");
-    let url = format!("http://{}/events", network.addr());
-    let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
-    let inbox = env.spawn(&args);
-    inbox.announce("");
-    env.insert(10).await;
-    wait_processed(&env, 10).await;
-    watch.wait_quiet().await;
+mod long {
+    use super::*;
 
-    // The handler is away, and more comes than is held.
-    network.cut().await;
-    env.insert(1_500).await;
-    let away = [
-        "TailpostConsumerInactive",
-        "TailpostHandlerBreakerOpen",
-        "TailpostConsumerStalled",
-        "TailpostConsumerLagging",
-    ];
-    watch.prometheus.wait_firing(&away).await;
-    network.restore().await.expect("the handler is back");
-    wait_processed(&env, 1_510).await;
-    watch.prometheus.wait_ended(&away).await;
+    // proves: G-ALERT-1, G-MET-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn alerts_about_consumers_fire_and_end() {
+        let mut env = hasty().await;
+        let watch = watch(&mut env, true, &[]).await;
+        let relay = env.relay();
+        relay.announce("");
+        let service = Service::start().await;
+        let mut network = Proxy::start(service.address()).await.expect("start a proxy");
+        let url = format!("http://{}/events", network.addr());
+        let args = ["inbox", "run", "--consumer", "billing", "--handler", &url];
+        let inbox = env.spawn(&args);
+        inbox.announce("");
+        env.insert(10).await;
+        wait_processed(&env, 10).await;
+        watch.wait_quiet().await;
 
-    // One event fails again and again, and the others of its aggregate wait in the stream.
-    service.answer_to("sick", 500);
-    for _ in 0..40 {
-        emit(&env, "sick", "{}").await;
-    }
-    watch.prometheus.wait_firing(&["TailpostFailedAttempts"]).await;
-    service.answer_to("sick", 204);
-    wait_processed(&env, 1_550).await;
+        // The handler is away, and more comes than is held.
+        network.cut().await;
+        env.insert(1_500).await;
+        let away = [
+            "TailpostConsumerInactive",
+            "TailpostHandlerBreakerOpen",
+            "TailpostConsumerStalled",
+            "TailpostConsumerLagging",
+        ];
+        watch.prometheus.wait_firing(&away).await;
+        network.restore().await.expect("the handler is back");
+        wait_processed(&env, 1_510).await;
+        watch.prometheus.wait_ended(&away).await;
 
-    service.answer_to("poison", 422);
-    until(DEADLINE, "most become dead letters", async || {
-        emit(&env, "poison", "{}").await;
-        watch.prometheus.names_firing().await.contains("TailpostPoisonBurst")
-    })
-    .await;
+        // One event fails again and again, and the others of its aggregate wait in the stream.
+        service.answer_to("sick", 500);
+        for _ in 0..40 {
+            emit(&env, "sick", "{}").await;
+        }
+        watch.prometheus.wait_firing(&["TailpostFailedAttempts"]).await;
+        service.answer_to("sick", 204);
+        wait_processed(&env, 1_550).await;
 
-    // The handler hangs, and somebody takes its lease.
-    network.blackhole(Direction::ToClient);
-    let before = processed(&env).await;
-    emit(&env, "slow", "{}").await;
-    until(DEADLINE, "the lease is lost", async || {
-        env.execute(
-            "UPDATE inbox_messages SET lease_token = gen_random_uuid() WHERE status = 'PROCESSING'",
-        )
+        service.answer_to("poison", 422);
+        until(DEADLINE, "most become dead letters", async || {
+            emit(&env, "poison", "{}").await;
+            watch.prometheus.names_firing().await.contains("TailpostPoisonBurst")
+        })
         .await;
-        watch.prometheus.names_firing().await.contains("TailpostLeasesLost")
-    })
-    .await;
-    network.cut().await;
-    network.restore().await.expect("the handler is back");
-    wait_processed(&env, before + 1).await;
-    watch.prometheus.wait_ended(FIRES).await;
 
-    // The broker keeps what it has.
-    pause(&env, "billing", Some("2100-01-01T00:00:00Z")).await;
-    emit(&env, "order", "{}").await;
-    watch.prometheus.wait_firing(&["TailpostConsumerInactive", "TailpostConsumerStalled"]).await;
-    pause(&env, "billing", None).await;
-    wait_processed(&env, before + 2).await;
-    watch.prometheus.wait_ended(FIRES).await;
+        // The handler hangs, and somebody takes its lease.
+        network.blackhole(Direction::ToClient);
+        let before = processed(&env).await;
+        emit(&env, "slow", "{}").await;
+        until(DEADLINE, "the lease is lost", async || {
+            env.execute(
+                "UPDATE inbox_messages SET lease_token = gen_random_uuid() WHERE status = 'PROCESSING'",
+            )
+            .await;
+            watch.prometheus.names_firing().await.contains("TailpostLeasesLost")
+        })
+        .await;
+        network.cut().await;
+        network.restore().await.expect("the handler is back");
+        wait_processed(&env, before + 1).await;
+        watch.prometheus.wait_ended(FIRES).await;
 
-    inbox.sigterm();
-    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
-    take_over(&mut env, &watch, &args, &mut network).await;
+        // The broker keeps what it has.
+        pause(&env, "billing", Some("2100-01-01T00:00:00Z")).await;
+        emit(&env, "order", "{}").await;
+        watch
+            .prometheus
+            .wait_firing(&["TailpostConsumerInactive", "TailpostConsumerStalled"])
+            .await;
+        pause(&env, "billing", None).await;
+        wait_processed(&env, before + 2).await;
+        watch.prometheus.wait_ended(FIRES).await;
+
+        inbox.sigterm();
+        assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+        take_over(&mut env, &watch, &args, &mut network).await;
+    }
 }

@@ -77,29 +77,33 @@ const REFUSE_AHEAD: &str = "
         LOOP EXECUTE 'DROP TABLE ' || name; END LOOP;
     END $$";
 
-// proves: G-ALERT-1, G-MET-2
-#[tokio::test(flavor = "multi_thread")]
-async fn alerts_about_what_is_neglected_fire_and_end() {
-    let mut env = env().await;
-    let watch = watch(&mut env, false, &[]).await;
-    let relay = env.relay();
-    relay.announce("");
-    env.insert(40).await;
-    env.execute(OLD).await;
-    env.wait_stored(45).await;
-    watch.prometheus.wait_firing(&["TailpostRewindSlotMissing"]).await;
-    env.drop_slot("other").await;
+mod long {
+    use super::*;
 
-    let id = replay(&env).await;
-    watch.wait_written(&["tailpost_outbox_replayed_total"]).await;
-    env.ends_with(0, &["replays", "pause", &id]).await;
-    watch.prometheus.wait_firing(&["TailpostReplayPaused"]).await;
-    env.ends_with(0, &["replays", "cancel", &id]).await;
+    // proves: G-ALERT-1, G-MET-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn alerts_about_what_is_neglected_fire_and_end() {
+        let mut env = env().await;
+        let watch = watch(&mut env, false, &[]).await;
+        let relay = env.relay();
+        relay.announce("");
+        env.insert(40).await;
+        env.execute(OLD).await;
+        env.wait_stored(45).await;
+        watch.prometheus.wait_firing(&["TailpostRewindSlotMissing"]).await;
+        env.drop_slot("other").await;
 
-    watch.wait_written(&["tailpost_partitions_dropped_total"]).await;
-    env.execute(REFUSE_AHEAD).await;
-    watch.prometheus.wait_firing(&["TailpostPartitionsEnd", "TailpostRetentionOverdue"]).await;
-    env.execute("DROP EVENT TRIGGER refuse").await;
-    watch.prometheus.wait_ended(FIRES).await;
-    watch.wait_written(WRITES).await;
+        let id = replay(&env).await;
+        watch.wait_written(&["tailpost_outbox_replayed_total"]).await;
+        env.ends_with(0, &["replays", "pause", &id]).await;
+        watch.prometheus.wait_firing(&["TailpostReplayPaused"]).await;
+        env.ends_with(0, &["replays", "cancel", &id]).await;
+
+        watch.wait_written(&["tailpost_partitions_dropped_total"]).await;
+        env.execute(REFUSE_AHEAD).await;
+        watch.prometheus.wait_firing(&["TailpostPartitionsEnd", "TailpostRetentionOverdue"]).await;
+        env.execute("DROP EVENT TRIGGER refuse").await;
+        watch.prometheus.wait_ended(FIRES).await;
+        watch.wait_written(WRITES).await;
+    }
 }

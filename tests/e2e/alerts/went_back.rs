@@ -10,32 +10,36 @@ pub(super) const FIRES: &[&str] = &["TailpostConsumerWentBack"];
 
 pub(super) const WRITES: &[&str] = &["tailpost_inbox_went_back_timestamp_seconds"];
 
-// proves: G-ALERT-1, G-MET-2
-#[tokio::test(flavor = "multi_thread")]
-async fn the_alert_about_a_consumer_that_went_back_fires_and_ends() {
-    let mut env = TestEnv::new().await;
-    env.setup().await;
-    env.ends_with(0, &["inbox", "setup"]).await;
-    let watch = watch(&mut env, true, &[]).await;
-    let relay = env.relay();
-    relay.announce("");
-    let service = Service::start().await;
-    let args = service.args();
-    let args = args.each_ref().map(String::as_str);
-    let inbox = env.spawn(&args);
-    env.insert_each(10).await;
-    wait_processed(&env, 10).await;
-    watch.wait_quiet().await;
-    inbox.sigterm();
-    inbox.wait_exit(DEADLINE).await;
+mod long {
+    use super::*;
 
-    // As an earlier state has it.
-    env.execute("DELETE FROM inbox_messages WHERE stream_seq > 5").await;
-    env.execute("UPDATE inbox_roles SET handled_to = 5").await;
-    let inbox = env.spawn(&args);
-    inbox.announce("the consumer goes back");
-    watch.prometheus.wait_firing(FIRES).await;
-    watch.wait_written(WRITES).await;
-    wait_processed(&env, 10).await;
-    watch.wait_quiet().await;
+    // proves: G-ALERT-1, G-MET-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_alert_about_a_consumer_that_went_back_fires_and_ends() {
+        let mut env = TestEnv::new().await;
+        env.setup().await;
+        env.ends_with(0, &["inbox", "setup"]).await;
+        let watch = watch(&mut env, true, &[]).await;
+        let relay = env.relay();
+        relay.announce("");
+        let service = Service::start().await;
+        let args = service.args();
+        let args = args.each_ref().map(String::as_str);
+        let inbox = env.spawn(&args);
+        env.insert_each(10).await;
+        wait_processed(&env, 10).await;
+        watch.wait_quiet().await;
+        inbox.sigterm();
+        inbox.wait_exit(DEADLINE).await;
+
+        // As an earlier state has it.
+        env.execute("DELETE FROM inbox_messages WHERE stream_seq > 5").await;
+        env.execute("UPDATE inbox_roles SET handled_to = 5").await;
+        let inbox = env.spawn(&args);
+        inbox.announce("the consumer goes back");
+        watch.prometheus.wait_firing(FIRES).await;
+        watch.wait_written(WRITES).await;
+        wait_processed(&env, 10).await;
+        watch.wait_quiet().await;
+    }
 }

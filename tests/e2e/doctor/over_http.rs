@@ -66,39 +66,6 @@ async fn scene() -> Scene {
     Scene { env, _ports: ports, relay, inbox, _running: running, _folder: folder }
 }
 
-// proves: G-API-2
-#[tokio::test(flavor = "multi_thread")]
-async fn relay_and_inbox_find_over_http_what_is_wrong_and_nothing_else() {
-    let Scene { env, relay, inbox, .. } = &scene().await;
-    for (address, at_least) in [(*relay, 30), (*inbox, 5)] {
-        let found = ask(address, "?skip=stream-replicas").await;
-        let told = reported(&found);
-        assert!(told.is_empty(), "{told:#?}");
-        let ok = found["summary"]["ok"].as_u64().expect("a number");
-        assert!(ok >= at_least && found["summary"]["error"] == 0, "{:#}", found["summary"]);
-    }
-
-    env.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)").await;
-    let found = ask(*relay, "?skip=stream-replicas").await;
-    let [told] = *reported(&found) else { panic!("{found:#}") };
-    assert_eq!((&told["id"], &told["severity"]), (&"outbox-vacuum".into(), &"warning".into()));
-    let remedy = told["remedies"][0]["text"].as_str().expect("a remedy").to_owned();
-    eprintln!("{told:#} {:#}", found["summary"]);
-    assert_eq!(found["summary"]["warning"], 1, "{found:#}");
-    assert_eq!(ask(*relay, "?only=nats").await["summary"]["warning"], 0);
-    env.execute(&remedy).await;
-    let found = ask(*relay, "?only=outbox").await;
-    assert_eq!(reported(&found), Vec::<&Value>::new());
-
-    // Nothing needs it until somebody decides about a dead letter.
-    env.execute("ALTER TABLE inbox_decisions RENAME TO away").await;
-    let found = ask(*inbox, "").await;
-    let [told] = *reported(&found) else { panic!("{found:#}") };
-    assert_eq!(told["id"], "inbox-tables", "{found:#}");
-    env.execute("ALTER TABLE away RENAME TO inbox_decisions").await;
-    assert_eq!(reported(&ask(*inbox, "").await), Vec::<&Value>::new());
-}
-
 /// However many ask, the servers see one look.
 // proves: G-API-2
 #[tokio::test(flavor = "multi_thread")]
@@ -132,4 +99,41 @@ async fn get_owned(address: SocketAddr, path: &'static str) -> Option<String> {
 async fn connections(env: &TestEnv) -> i64 {
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost doctor'";
     env.query(count).await
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-API-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn relay_and_inbox_find_over_http_what_is_wrong_and_nothing_else() {
+        let Scene { env, relay, inbox, .. } = &scene().await;
+        for (address, at_least) in [(*relay, 30), (*inbox, 5)] {
+            let found = ask(address, "?skip=stream-replicas").await;
+            let told = reported(&found);
+            assert!(told.is_empty(), "{told:#?}");
+            let ok = found["summary"]["ok"].as_u64().expect("a number");
+            assert!(ok >= at_least && found["summary"]["error"] == 0, "{:#}", found["summary"]);
+        }
+
+        env.execute("ALTER TABLE outbox_events SET (autovacuum_enabled = off)").await;
+        let found = ask(*relay, "?skip=stream-replicas").await;
+        let [told] = *reported(&found) else { panic!("{found:#}") };
+        assert_eq!((&told["id"], &told["severity"]), (&"outbox-vacuum".into(), &"warning".into()));
+        let remedy = told["remedies"][0]["text"].as_str().expect("a remedy").to_owned();
+        eprintln!("{told:#} {:#}", found["summary"]);
+        assert_eq!(found["summary"]["warning"], 1, "{found:#}");
+        assert_eq!(ask(*relay, "?only=nats").await["summary"]["warning"], 0);
+        env.execute(&remedy).await;
+        let found = ask(*relay, "?only=outbox").await;
+        assert_eq!(reported(&found), Vec::<&Value>::new());
+
+        // Nothing needs it until somebody decides about a dead letter.
+        env.execute("ALTER TABLE inbox_decisions RENAME TO away").await;
+        let found = ask(*inbox, "").await;
+        let [told] = *reported(&found) else { panic!("{found:#}") };
+        assert_eq!(told["id"], "inbox-tables", "{found:#}");
+        env.execute("ALTER TABLE away RENAME TO inbox_decisions").await;
+        assert_eq!(reported(&ask(*inbox, "").await), Vec::<&Value>::new());
+    }
 }

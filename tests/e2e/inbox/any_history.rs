@@ -145,19 +145,23 @@ impl History {
     }
 }
 
-// proves: G-REWIND-7
-#[tokio::test(flavor = "multi_thread")]
-async fn whatever_is_put_back_each_event_of_the_stream_has_its_effect() {
-    let seeds = match given("REPLAY_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..given("EXAMPLES").unwrap_or(SEEDS),
-    };
-    for seed in seeds {
-        let mut history = History::begin(seed).await;
-        history.begin_worker().await;
-        for _ in 0..STEPS {
-            history.step().await;
+mod long {
+    use super::*;
+
+    // proves: G-REWIND-7
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whatever_is_put_back_each_event_of_the_stream_has_its_effect() {
+        let seeds = match given("REPLAY_SEED") {
+            Some(seed) => seed..seed + 1,
+            None => 0..given("EXAMPLES").unwrap_or(SEEDS),
+        };
+        for seed in seeds {
+            let mut history = History::begin(seed).await;
+            history.begin_worker().await;
+            for _ in 0..STEPS {
+                history.step().await;
+            }
+            history.ends().await;
         }
-        history.ends().await;
     }
 }

@@ -167,32 +167,6 @@ async fn a_database_that_is_away_loses_nothing_and_uses_up_no_attempts() {
     }
 }
 
-/// A deploy.
-#[tokio::test(flavor = "multi_thread")]
-async fn sigterm_under_load_runs_no_handler_twice() {
-    for mode in ["transactional", "leased"] {
-        let mut inbox = Inbox::new().await;
-        inbox.set("WORKER_MODE", mode);
-        inbox.set("WORKER_RUNS", "1");
-        let mut published = 0;
-        for _ in 0..4 {
-            inbox.publish_many(published, 100, &json!({ "sleep_ms": 2 })).await;
-            published += 100;
-            let before = inbox.count("effects").await;
-            let worker = inbox.worker();
-            inbox.wait_count("effects", before + 20).await;
-            worker.stop().await;
-        }
-        let worker = inbox.worker();
-        inbox.wait_count("effects", published).await;
-        inbox.wait_acked().await;
-        worker.stop().await;
-        inbox.assert_exact(published).await;
-        assert_eq!(inbox.count("runs").await, published, "{mode}");
-        assert_eq!(inbox.count("inbox_messages WHERE attempts <> 1").await, 0, "{mode}");
-    }
-}
-
 /// Leases shorter and longer than `ack_wait`, and a handler slower than both.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_handler_runs_once() {
@@ -227,37 +201,6 @@ async fn runs_once(mode: &str, lease: &str, ack_wait: &str) -> bool {
     runs == 2
 }
 
-/// Single connections break, the one that keeps the role among them or not.
-#[tokio::test(flavor = "multi_thread")]
-async fn connections_that_break_one_by_one_stop_nobody_for_long() {
-    for mode in ["transactional", "leased"] {
-        let mut inbox = Inbox::new().await;
-        inbox.set("WORKER_MODE", mode);
-        inbox.set("WORKER_ACK_WAIT_MS", "1000");
-        inbox.publish_many(0, 600, &json!({ "sleep_ms": 2 })).await;
-        let worker = inbox.worker();
-        for n in 1..8_i64 {
-            inbox.wait_count("effects", n * 40).await;
-            let broken = format!(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
-                     AND pid % 3 = {n} % 3"
-            );
-            inbox.env.query::<i64>(&broken).await;
-        }
-        until(DEADLINE, "all have had their effect", async || {
-            inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
-        })
-        .await;
-        inbox.wait_acked().await;
-        assert_eq!(inbox.count("inbox_dead_letter").await, 0);
-        if mode == "transactional" {
-            inbox.assert_exact(600).await;
-        }
-        worker.stop().await;
-    }
-}
-
 /// What PostgreSQL adds to a refusal has values of the handler's tables in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_is_refused_tells_nobody_the_values() {
@@ -274,4 +217,65 @@ async fn a_commit_that_is_refused_tells_nobody_the_values() {
     assert_eq!(inbox.count(told).await, 0);
     assert!(!worker.log().contains("secret-7"), "{}", worker.log());
     worker.stop().await;
+}
+
+mod long {
+    use super::*;
+
+    /// A deploy.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn sigterm_under_load_runs_no_handler_twice() {
+        for mode in ["transactional", "leased"] {
+            let mut inbox = Inbox::new().await;
+            inbox.set("WORKER_MODE", mode);
+            inbox.set("WORKER_RUNS", "1");
+            let mut published = 0;
+            for _ in 0..4 {
+                inbox.publish_many(published, 100, &json!({ "sleep_ms": 2 })).await;
+                published += 100;
+                let before = inbox.count("effects").await;
+                let worker = inbox.worker();
+                inbox.wait_count("effects", before + 20).await;
+                worker.stop().await;
+            }
+            let worker = inbox.worker();
+            inbox.wait_count("effects", published).await;
+            inbox.wait_acked().await;
+            worker.stop().await;
+            inbox.assert_exact(published).await;
+            assert_eq!(inbox.count("runs").await, published, "{mode}");
+            assert_eq!(inbox.count("inbox_messages WHERE attempts <> 1").await, 0, "{mode}");
+        }
+    }
+
+    /// Single connections break, the one that keeps the role among them or not.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn connections_that_break_one_by_one_stop_nobody_for_long() {
+        for mode in ["transactional", "leased"] {
+            let mut inbox = Inbox::new().await;
+            inbox.set("WORKER_MODE", mode);
+            inbox.set("WORKER_ACK_WAIT_MS", "1000");
+            inbox.publish_many(0, 600, &json!({ "sleep_ms": 2 })).await;
+            let worker = inbox.worker();
+            for n in 1..8_i64 {
+                inbox.wait_count("effects", n * 40).await;
+                let broken = format!(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+                     AND pid % 3 = {n} % 3"
+                );
+                inbox.env.query::<i64>(&broken).await;
+            }
+            until(DEADLINE, "all have had their effect", async || {
+                inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
+            })
+            .await;
+            inbox.wait_acked().await;
+            assert_eq!(inbox.count("inbox_dead_letter").await, 0);
+            if mode == "transactional" {
+                inbox.assert_exact(600).await;
+            }
+            worker.stop().await;
+        }
+    }
 }

@@ -26,35 +26,6 @@ async fn survives_kills(mut inbox: Inbox, kills: u32) {
     inbox.assert_exact(published).await;
 }
 
-/// What was delivered to the dead comes again, behind later events,
-/// and must not be handled behind them.
-// proves: G-EFFECT-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_under_load_each_event_has_one_effect_and_order_holds() {
-    survives_kills(Inbox::new().await, 6).await;
-}
-
-/// A paused worker's claims are taken over; when it wakes up it changes nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_while_two_stand_by_one_takes_over() {
-    let mut inbox = Inbox::new().await;
-    inbox.set("WORKER_ACK_WAIT_MS", "2000");
-    inbox.publish_many(0, 1_000, &json!({ "sleep_ms": 1 })).await;
-    let first = inbox.worker();
-    first.wait_active().await;
-    let standbys = [inbox.worker(), inbox.worker()];
-    for standby in &standbys {
-        standby.wait_log("standing by").await;
-    }
-    inbox.wait_count("effects", 1).await;
-    first.kill9().await;
-    inbox.wait_count("effects", 1_000).await;
-    inbox.wait_acked().await;
-    inbox.assert_exact(1_000).await;
-    let active = standbys.iter().filter(|it| it.log().contains("the consumer is ours")).count();
-    assert_eq!(active, 1, "one of them took over");
-}
-
 /// The broker delivers again and again what is at work.
 // proves: G-EFFECT-3
 #[tokio::test(flavor = "multi_thread")]
@@ -167,4 +138,37 @@ async fn an_end_that_is_written_down_late_makes_no_event_vanish() {
     inbox.assert_exact(1).await;
     assert_eq!(inbox.count("inbox_dead_letter").await, 0);
     worker.stop().await;
+}
+
+mod long {
+    use super::*;
+
+    /// What was delivered to the dead comes again, behind later events,
+    /// and must not be handled behind them.
+    // proves: G-EFFECT-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_under_load_each_event_has_one_effect_and_order_holds() {
+        survives_kills(Inbox::new().await, 6).await;
+    }
+
+    /// A paused worker's claims are taken over; when it wakes up it changes nothing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_while_two_stand_by_one_takes_over() {
+        let mut inbox = Inbox::new().await;
+        inbox.set("WORKER_ACK_WAIT_MS", "2000");
+        inbox.publish_many(0, 1_000, &json!({ "sleep_ms": 1 })).await;
+        let first = inbox.worker();
+        first.wait_active().await;
+        let standbys = [inbox.worker(), inbox.worker()];
+        for standby in &standbys {
+            standby.wait_log("standing by").await;
+        }
+        inbox.wait_count("effects", 1).await;
+        first.kill9().await;
+        inbox.wait_count("effects", 1_000).await;
+        inbox.wait_acked().await;
+        inbox.assert_exact(1_000).await;
+        let active = standbys.iter().filter(|it| it.log().contains("the consumer is ours")).count();
+        assert_eq!(active, 1, "one of them took over");
+    }
 }

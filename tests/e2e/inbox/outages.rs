@@ -46,65 +46,6 @@ async fn assert_uncounted(env: &TestEnv) {
     assert_eq!(env.query::<i64>(sql).await, 0, "events with counted attempts");
 }
 
-/// Whatever an outage looks like, it costs no attempt; afterwards everything is
-/// handled, in order.
-// proves: G-EFFECT-5
-#[tokio::test(flavor = "multi_thread")]
-async fn an_outage_of_the_service_costs_no_attempt() {
-    let mut env = set_up().await;
-    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
-    env.set("TAILPOST_INBOX__TIMEOUT", "1s");
-    let _relay = env.relay();
-    let service = Service::start().await;
-    let (mut network, inbox, admin) = run(&mut env, &service).await;
-    let mut expected = 0;
-    for kind in ["refused", "silent", "503", "404"] {
-        match kind {
-            "refused" => network.cut().await,
-            "silent" => network.blackhole(Direction::Both),
-            status => service.answer(status.parse().expect("a status")),
-        }
-        env.insert(30).await;
-        expected += 30;
-        let paused = "\"state\":\"paused\",\"breaker\":\"open\"";
-        wait_readyz(&admin, &["HTTP/1.1 503", paused]).await;
-        if kind == "refused" {
-            let text = wait_status(&env, |it| it["breaker"] == "open" && it["is_valid"] == true);
-            let text = text.await;
-            assert!(text.contains("has the role until 2"), "{text}");
-            assert!(text.contains(": the handler is away: "), "{text}");
-        }
-        let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
-        assert!(
-            metrics.contains(
-                "tailpost_inbox_breaker_opened_total{env=\"default\",consumer=\"billing\"}"
-            )
-        );
-        assert_eq!(processed(&env).await, expected - 30, "{kind}");
-        service.answer(204);
-        network.cut().await;
-        network.restore().await.expect("listen again");
-        wait_processed(&env, expected).await;
-        wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
-        assert_uncounted(&env).await;
-    }
-    wait_status(&env, |it| it["breaker"] == "closed" && it["state"] == "active").await;
-    inbox.sigterm();
-    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
-    let text = wait_status(&env, |it| it["is_valid"] == false).await;
-    assert!(text.contains("gave the role up"), "{text}");
-    let calls = service.calls();
-    for aggregate in 0..10 {
-        let aggregate = format!("o-{aggregate}");
-        let mut order = Vec::new();
-        for call in calls.iter().filter(|it| it.header("aggregate-id") == aggregate) {
-            let seq: u64 = call.header("tailpost-stream-seq").parse().expect("a number");
-            order.push(seq);
-        }
-        assert!(order.is_sorted(), "{aggregate}: {order:?}");
-    }
-}
-
 /// One event that gets a 500 may be to blame for it. All of them are not.
 // proves: G-EFFECT-5
 #[tokio::test(flavor = "multi_thread")]
@@ -210,4 +151,66 @@ async fn a_connection_to_the_broker_that_is_made_anew_brings_events_at_once() {
     eprintln!("from the stream to the effect: {took:?}");
     // What was asked for before ends after five seconds.
     assert!(took[11] - took[0] < Duration::from_secs(4), "{took:?}");
+}
+
+mod long {
+    use super::*;
+
+    /// Whatever an outage looks like, it costs no attempt; afterwards everything is
+    /// handled, in order.
+    // proves: G-EFFECT-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_outage_of_the_service_costs_no_attempt() {
+        let mut env = set_up().await;
+        env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
+        env.set("TAILPOST_INBOX__TIMEOUT", "1s");
+        let _relay = env.relay();
+        let service = Service::start().await;
+        let (mut network, inbox, admin) = run(&mut env, &service).await;
+        let mut expected = 0;
+        for kind in ["refused", "silent", "503", "404"] {
+            match kind {
+                "refused" => network.cut().await,
+                "silent" => network.blackhole(Direction::Both),
+                status => service.answer(status.parse().expect("a status")),
+            }
+            env.insert(30).await;
+            expected += 30;
+            let paused = "\"state\":\"paused\",\"breaker\":\"open\"";
+            wait_readyz(&admin, &["HTTP/1.1 503", paused]).await;
+            if kind == "refused" {
+                let text =
+                    wait_status(&env, |it| it["breaker"] == "open" && it["is_valid"] == true);
+                let text = text.await;
+                assert!(text.contains("has the role until 2"), "{text}");
+                assert!(text.contains(": the handler is away: "), "{text}");
+            }
+            let metrics = get(admin.addr(), "/metrics").await.expect("an answer");
+            assert!(metrics.contains(
+                "tailpost_inbox_breaker_opened_total{env=\"default\",consumer=\"billing\"}"
+            ));
+            assert_eq!(processed(&env).await, expected - 30, "{kind}");
+            service.answer(204);
+            network.cut().await;
+            network.restore().await.expect("listen again");
+            wait_processed(&env, expected).await;
+            wait_readyz(&admin, &["HTTP/1.1 200", "\"breaker\":\"closed\""]).await;
+            assert_uncounted(&env).await;
+        }
+        wait_status(&env, |it| it["breaker"] == "closed" && it["state"] == "active").await;
+        inbox.sigterm();
+        assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+        let text = wait_status(&env, |it| it["is_valid"] == false).await;
+        assert!(text.contains("gave the role up"), "{text}");
+        let calls = service.calls();
+        for aggregate in 0..10 {
+            let aggregate = format!("o-{aggregate}");
+            let mut order = Vec::new();
+            for call in calls.iter().filter(|it| it.header("aggregate-id") == aggregate) {
+                let seq: u64 = call.header("tailpost-stream-seq").parse().expect("a number");
+                order.push(seq);
+            }
+            assert!(order.is_sorted(), "{aggregate}: {order:?}");
+        }
+    }
 }

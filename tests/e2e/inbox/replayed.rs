@@ -27,33 +27,6 @@ async fn relayed() -> (Inbox, Relay, Worker) {
     (inbox, relay, worker)
 }
 
-/// Copies have the ids of their events. What is processed is skipped, and what is new has
-/// its effect beside it.
-// proves: G-EFFECT-1
-#[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_skips_what_a_replay_brings_again() {
-    let (inbox, _relay, _worker) = relayed().await;
-    let load = inbox.env.load(5, 300.0).await;
-    load.wait_committed(200).await;
-    let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
-    inbox.wait_count("effects", committed).await;
-    inbox.wait_acked().await;
-    let (told, _) = inbox.env.ends_with(0, &["replay", "--all", "--json"]).await;
-    let planned: Value = serde_json::from_str(&told).expect("JSON");
-    let plan = &planned["plans"][0];
-    assert_eq!(plan["with_inbox"].as_array().map(Vec::len), Some(1), "{told}");
-    assert_eq!(plan["without_inbox"].as_array().map(Vec::len), Some(0), "{told}");
-
-    let beside = inbox.env.load(6, 300.0).await;
-    inbox.env.ends_with(0, &["replay", "--all", "--execute", "--why", "a test"]).await;
-    let written = beside.stop().await;
-    inbox.env.wait_marked().await;
-    let all = committed + i64::try_from(written.committed.len()).expect("it fits");
-    inbox.wait_count("effects", all).await;
-    inbox.wait_acked().await;
-    inbox.assert_exact(all).await;
-}
-
 /// Copies have the times of their events, too.
 // proves: G-TABLE-2
 #[tokio::test(flavor = "multi_thread")]
@@ -81,4 +54,35 @@ async fn an_inbox_skips_what_a_replay_brings_again_of_events_that_were_given_no_
     assert!(times.len() == 20 && times.values().all(|it| it.len() == 1), "{times:?}");
     inbox.wait_acked().await;
     inbox.assert_exact(20).await;
+}
+
+mod long {
+    use super::*;
+
+    /// Copies have the ids of their events. What is processed is skipped, and what is new has
+    /// its effect beside it.
+    // proves: G-EFFECT-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_inbox_skips_what_a_replay_brings_again() {
+        let (inbox, _relay, _worker) = relayed().await;
+        let load = inbox.env.load(5, 300.0).await;
+        load.wait_committed(200).await;
+        let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
+        inbox.wait_count("effects", committed).await;
+        inbox.wait_acked().await;
+        let (told, _) = inbox.env.ends_with(0, &["replay", "--all", "--json"]).await;
+        let planned: Value = serde_json::from_str(&told).expect("JSON");
+        let plan = &planned["plans"][0];
+        assert_eq!(plan["with_inbox"].as_array().map(Vec::len), Some(1), "{told}");
+        assert_eq!(plan["without_inbox"].as_array().map(Vec::len), Some(0), "{told}");
+
+        let beside = inbox.env.load(6, 300.0).await;
+        inbox.env.ends_with(0, &["replay", "--all", "--execute", "--why", "a test"]).await;
+        let written = beside.stop().await;
+        inbox.env.wait_marked().await;
+        let all = committed + i64::try_from(written.committed.len()).expect("it fits");
+        inbox.wait_count("effects", all).await;
+        inbox.wait_acked().await;
+        inbox.assert_exact(all).await;
+    }
 }

@@ -125,61 +125,12 @@ async fn again_once_more_each(mode: &str, nats: NatsOptions, method: &str) {
     worker.stop().await;
 }
 
-/// With a worker at work and new events.
-// proves: G-REWIND-3
-#[tokio::test(flavor = "multi_thread")]
-async fn rewound_with_again_each_event_has_its_effect_once_more_and_in_order() {
-    for mode in ["transactional", "leased"] {
-        again_once_more_each(mode, NatsOptions::default(), "reset").await;
-    }
-}
-
 /// Servers before 2.14 cannot reset a consumer.
 // proves: G-REWIND-3
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_broker_has_the_consumer_made_anew() {
     let nats = NatsOptions { version: Some("2.11.11".into()), ..NatsOptions::default() };
     again_once_more_each("transactional", nats, "made_anew").await;
-}
-
-/// The consumer is reset, and some of the records are removed, when worker and command die.
-// proves: G-REWIND-4
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rewind_that_is_interrupted_goes_on_and_repeats_nothing_twice() {
-    let (inbox, worker) = begun("transactional", NatsOptions::default()).await;
-    let ids = inbox.publish_many(0, MANY, &json!({})).await;
-    inbox.wait_count("effects", MANY).await;
-    inbox.wait_acked().await;
-
-    let mut client = inbox.env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    let held = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
-    lock.execute(held, &[&ids[600]]).await.expect("hold a record");
-    let words = "inbox rewind --consumer worker --to-sequence 1 --again --execute --why fixed";
-    let words: Vec<_> = words.split(' ').collect();
-    let command = inbox.env.spawn(&words);
-    let half = async || inbox.count("inbox_rewinds WHERE removed = 500").await == 1;
-    until(DEADLINE, "records are removed", half).await;
-    assert_eq!(info(&inbox, "worker").await.delivered.stream_sequence, 0, "it is reset");
-    worker.kill9().await;
-    command.kill9().await;
-    // Of its own accord the server would notice when the lock is free.
-    let waiting = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock'";
-    inbox.env.query::<i64>(waiting).await;
-    lock.rollback().await.expect("let go");
-    assert_eq!(inbox.count("effects").await, MANY, "nothing is handled in between");
-    let (_, told) = rewind(&inbox, 4, "--to-sequence 7 --execute").await;
-    assert!(told.contains("is to be rewound to sequence 1 already"), "{told}");
-
-    let worker = inbox.worker();
-    let (told, _) = inbox.env.ends_with(0, &words).await;
-    let done = "worker is rewound to sequence 1; 700 processed events are handled again";
-    assert!(told.contains(done), "{told}");
-    inbox.wait_count("effects", 2 * MANY).await;
-    inbox.wait_acked().await;
-    assert_repeated(&inbox, MANY, MANY).await;
-    worker.stop().await;
 }
 
 /// The worker died, or the broker refused, between deleting the consumer and making it anew.
@@ -282,4 +233,57 @@ async fn a_consumer_that_somebody_resets_begins_anew() {
     inbox.wait_acked().await;
     inbox.assert_exact(400).await;
     worker.stop().await;
+}
+
+mod long {
+    use super::*;
+
+    /// With a worker at work and new events.
+    // proves: G-REWIND-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn rewound_with_again_each_event_has_its_effect_once_more_and_in_order() {
+        for mode in ["transactional", "leased"] {
+            again_once_more_each(mode, NatsOptions::default(), "reset").await;
+        }
+    }
+
+    /// The consumer is reset, and some of the records are removed, when worker and command die.
+    // proves: G-REWIND-4
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_rewind_that_is_interrupted_goes_on_and_repeats_nothing_twice() {
+        let (inbox, worker) = begun("transactional", NatsOptions::default()).await;
+        let ids = inbox.publish_many(0, MANY, &json!({})).await;
+        inbox.wait_count("effects", MANY).await;
+        inbox.wait_acked().await;
+
+        let mut client = inbox.env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        let held = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
+        lock.execute(held, &[&ids[600]]).await.expect("hold a record");
+        let words = "inbox rewind --consumer worker --to-sequence 1 --again --execute --why fixed";
+        let words: Vec<_> = words.split(' ').collect();
+        let command = inbox.env.spawn(&words);
+        let half = async || inbox.count("inbox_rewinds WHERE removed = 500").await == 1;
+        until(DEADLINE, "records are removed", half).await;
+        assert_eq!(info(&inbox, "worker").await.delivered.stream_sequence, 0, "it is reset");
+        worker.kill9().await;
+        command.kill9().await;
+        // Of its own accord the server would notice when the lock is free.
+        let waiting = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock'";
+        inbox.env.query::<i64>(waiting).await;
+        lock.rollback().await.expect("let go");
+        assert_eq!(inbox.count("effects").await, MANY, "nothing is handled in between");
+        let (_, told) = rewind(&inbox, 4, "--to-sequence 7 --execute").await;
+        assert!(told.contains("is to be rewound to sequence 1 already"), "{told}");
+
+        let worker = inbox.worker();
+        let (told, _) = inbox.env.ends_with(0, &words).await;
+        let done = "worker is rewound to sequence 1; 700 processed events are handled again";
+        assert!(told.contains(done), "{told}");
+        inbox.wait_count("effects", 2 * MANY).await;
+        inbox.wait_acked().await;
+        assert_repeated(&inbox, MANY, MANY).await;
+        worker.stop().await;
+    }
 }

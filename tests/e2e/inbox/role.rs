@@ -31,69 +31,6 @@ async fn wait_takeover(inbox: &Inbox, standby: &Worker) -> Duration {
     took
 }
 
-/// A worker that is stopped, with transactions open, is replaced within twice
-/// its lease; when it goes on it does nothing.
-// proves: G-EFFECT-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
-    for mode in ["transactional", "leased"] {
-        let inbox = with_lease(mode).await;
-        inbox.publish_many(0, 600, &json!({ "sleep_ms": 3 })).await;
-        let first = inbox.worker();
-        inbox.wait_count("effects", 20).await;
-        let standby = inbox.worker();
-        standby.wait_log("standing by").await;
-        first.pause();
-        let took = wait_takeover(&inbox, &standby).await;
-        assert!(took < 2 * LEASE, "{mode}: taken over after {took:?}");
-        first.resume();
-        first.wait_log("standing by").await;
-        until(DEADLINE, "all have had their effect", async || {
-            inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
-        })
-        .await;
-        inbox.wait_acked().await;
-        if mode == "transactional" {
-            inbox.assert_exact(600).await;
-        } else {
-            // What was at work when it was stopped may have had its effect, and nothing else.
-            assert!(inbox.count("effects").await <= 600 + 4, "{mode}");
-        }
-        // Who gives the role up is replaced at once.
-        standby.stop().await;
-        until(DEADLINE, "it has the role", async || {
-            first.log().matches("the consumer is ours").count() == 2
-        })
-        .await;
-        first.stop().await;
-    }
-}
-
-/// As a worker that is stopped, but the network between is.
-// proves: G-EFFECT-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
-    let mut inbox = with_lease("transactional").await;
-    let network = Proxy::start(([127, 0, 0, 1], inbox.env.postgres.port()).into()).await;
-    let network = network.expect("start a proxy");
-    inbox.publish_many(0, 400, &json!({ "sleep_ms": 3 })).await;
-    let direct = inbox.env.postgres.url("postgres");
-    inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", network.addr()));
-    let first = inbox.worker();
-    inbox.wait_count("effects", 20).await;
-    inbox.set("DATABASE_URL", &direct);
-    let standby = inbox.worker();
-    standby.wait_log("standing by").await;
-    network.blackhole(Direction::Both);
-    let took = wait_takeover(&inbox, &standby).await;
-    assert!(took < 2 * LEASE, "taken over after {took:?}");
-    first.wait_log("PostgreSQL does not answer").await;
-    inbox.wait_count("effects", 400).await;
-    inbox.wait_acked().await;
-    inbox.assert_exact(400).await;
-    standby.stop().await;
-}
-
 /// A stop gives the claim back, however long the handler takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
@@ -105,33 +42,6 @@ async fn a_stop_in_the_middle_of_a_slow_handler_counts_no_attempt() {
     inbox.wait_count("runs", 1).await;
     worker.stop().await;
     assert_eq!(inbox.count("inbox_messages WHERE attempts = 0").await, 1);
-}
-
-/// A stop ends while the broker is away; meanwhile operators see that it is.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
-    let mut env = set_up().await;
-    let _relay = env.relay();
-    let service = Service::start().await;
-    let admin = Port::reserve().expect("a free port");
-    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
-    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
-    env.insert(20).await;
-    super::http::wait_processed(&env, 20).await;
-    let readyz = async |text: &str| {
-        let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
-        told.contains(text)
-    };
-    // A durable that somebody deleted is made again.
-    env.stream().await.delete_consumer("billing").await.expect("delete the consumer");
-    inbox.wait_log("the durable consumer was deleted").await;
-    env.insert(20).await;
-    super::http::wait_processed(&env, 40).await;
-    until(DEADLINE, "it is ready", async || readyz("HTTP/1.1 200").await).await;
-    env.nats.kill().await.expect("kill NATS");
-    until(DEADLINE, "it is not ready", async || readyz("the broker is away").await).await;
-    inbox.sigterm();
-    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
 }
 
 /// A worker that has lost the role keeps the lease of what a handler of its is still at,
@@ -171,4 +81,98 @@ async fn lose_role_with_handler_at_work(is_there: bool) {
     assert_eq!(inbox.count("runs").await, 1);
     let owner = if is_there { "owner = 'another'" } else { "owner <> 'another'" };
     inbox.wait_count(&format!("inbox_roles WHERE {owner}"), 1).await;
+}
+
+mod long {
+    use super::*;
+
+    /// A worker that is stopped, with transactions open, is replaced within twice
+    /// its lease; when it goes on it does nothing.
+    // proves: G-EFFECT-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_stopped_worker_is_replaced_and_does_nothing_when_it_goes_on() {
+        for mode in ["transactional", "leased"] {
+            let inbox = with_lease(mode).await;
+            inbox.publish_many(0, 600, &json!({ "sleep_ms": 3 })).await;
+            let first = inbox.worker();
+            inbox.wait_count("effects", 20).await;
+            let standby = inbox.worker();
+            standby.wait_log("standing by").await;
+            first.pause();
+            let took = wait_takeover(&inbox, &standby).await;
+            assert!(took < 2 * LEASE, "{mode}: taken over after {took:?}");
+            first.resume();
+            first.wait_log("standing by").await;
+            until(DEADLINE, "all have had their effect", async || {
+                inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == 600
+            })
+            .await;
+            inbox.wait_acked().await;
+            if mode == "transactional" {
+                inbox.assert_exact(600).await;
+            } else {
+                // What was at work when it was stopped may have had its effect, and nothing else.
+                assert!(inbox.count("effects").await <= 600 + 4, "{mode}");
+            }
+            // Who gives the role up is replaced at once.
+            standby.stop().await;
+            until(DEADLINE, "it has the role", async || {
+                first.log().matches("the consumer is ours").count() == 2
+            })
+            .await;
+            first.stop().await;
+        }
+    }
+
+    /// As a worker that is stopped, but the network between is.
+    // proves: G-EFFECT-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_worker_that_is_cut_off_from_the_database_is_replaced() {
+        let mut inbox = with_lease("transactional").await;
+        let network = Proxy::start(([127, 0, 0, 1], inbox.env.postgres.port()).into()).await;
+        let network = network.expect("start a proxy");
+        inbox.publish_many(0, 400, &json!({ "sleep_ms": 3 })).await;
+        let direct = inbox.env.postgres.url("postgres");
+        inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", network.addr()));
+        let first = inbox.worker();
+        inbox.wait_count("effects", 20).await;
+        inbox.set("DATABASE_URL", &direct);
+        let standby = inbox.worker();
+        standby.wait_log("standing by").await;
+        network.blackhole(Direction::Both);
+        let took = wait_takeover(&inbox, &standby).await;
+        assert!(took < 2 * LEASE, "taken over after {took:?}");
+        first.wait_log("PostgreSQL does not answer").await;
+        inbox.wait_count("effects", 400).await;
+        inbox.wait_acked().await;
+        inbox.assert_exact(400).await;
+        standby.stop().await;
+    }
+
+    /// A stop ends while the broker is away; meanwhile operators see that it is.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn without_a_broker_the_consumer_is_not_ready_and_stops() {
+        let mut env = set_up().await;
+        let _relay = env.relay();
+        let service = Service::start().await;
+        let admin = Port::reserve().expect("a free port");
+        env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+        let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+        env.insert(20).await;
+        super::super::http::wait_processed(&env, 20).await;
+        let readyz = async |text: &str| {
+            let told = get(admin.addr(), "/readyz").await.unwrap_or_default();
+            told.contains(text)
+        };
+        // A durable that somebody deleted is made again.
+        env.stream().await.delete_consumer("billing").await.expect("delete the consumer");
+        inbox.wait_log("the durable consumer was deleted").await;
+        env.insert(20).await;
+        super::super::http::wait_processed(&env, 40).await;
+        until(DEADLINE, "it is ready", async || readyz("HTTP/1.1 200").await).await;
+        env.nats.kill().await.expect("kill NATS");
+        until(DEADLINE, "it is not ready", async || readyz("the broker is away").await).await;
+        inbox.sigterm();
+        assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+    }
 }

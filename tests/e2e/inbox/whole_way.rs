@@ -31,33 +31,6 @@ struct Chain {
     worker: Worker,
 }
 
-/// `REPLAY_SEED=n` chooses other moments and victims.
-// proves: G-EFFECT-1
-#[tokio::test(flavor = "multi_thread")]
-async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
-    let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(17);
-    eprintln!("REPLAY_SEED={seed}");
-    let mut random = StdRng::seed_from_u64(seed);
-    let mut chain = Chain::forge().await;
-    let load = chain.inbox.env.load(seed, 500.0).await;
-    for _ in 0..KILLINGS {
-        // The next killing meets a chain that recovers as often as one that has recovered.
-        tokio::time::sleep(Duration::from_millis(random.random_range(0..900))).await;
-        chain.kill_some(&mut random).await;
-    }
-    let Chain { inbox, relay: _relay, worker: _worker } = chain;
-    let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
-    inbox.wait_count("effects", committed).await;
-    inbox.wait_acked().await;
-    inbox.assert_exact(committed).await;
-    assert_eq!(inbox.count("inbox_dead_letter").await, 0, "dead letters");
-    let orders = inbox.count("orders").await;
-    let affected = "(SELECT DISTINCT payload ->> 'order' FROM outbox_events
-        JOIN effects ON event_id = id) AS t";
-    assert_eq!(inbox.count(affected).await, orders, "orders with effects");
-    eprintln!("{orders} orders, {committed} events, {committed} effects");
-}
-
 /// Others publish events that are none, acknowledge and terminate what the consumer was given, say that
 /// the broker did, and answer in its place.
 // proves: G-EFFECT-1
@@ -137,5 +110,36 @@ impl Chain {
             Link::Nats => env.nats.start_again().await.expect("start NATS"),
             Link::Worker => self.worker = self.inbox.worker(),
         }
+    }
+}
+
+mod long {
+    use super::*;
+
+    /// `REPLAY_SEED=n` chooses other moments and victims.
+    // proves: G-EFFECT-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn orders_have_one_effect_each_whatever_is_killed_on_the_way() {
+        let seed = std::env::var("REPLAY_SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(17);
+        eprintln!("REPLAY_SEED={seed}");
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut chain = Chain::forge().await;
+        let load = chain.inbox.env.load(seed, 500.0).await;
+        for _ in 0..KILLINGS {
+            // The next killing meets a chain that recovers as often as one that has recovered.
+            tokio::time::sleep(Duration::from_millis(random.random_range(0..900))).await;
+            chain.kill_some(&mut random).await;
+        }
+        let Chain { inbox, relay: _relay, worker: _worker } = chain;
+        let committed = i64::try_from(inbox.env.finish(load).await.committed).expect("it fits");
+        inbox.wait_count("effects", committed).await;
+        inbox.wait_acked().await;
+        inbox.assert_exact(committed).await;
+        assert_eq!(inbox.count("inbox_dead_letter").await, 0, "dead letters");
+        let orders = inbox.count("orders").await;
+        let affected = "(SELECT DISTINCT payload ->> 'order' FROM outbox_events
+        JOIN effects ON event_id = id) AS t";
+        assert_eq!(inbox.count(affected).await, orders, "orders with effects");
+        eprintln!("{orders} orders, {committed} events, {committed} effects");
     }
 }

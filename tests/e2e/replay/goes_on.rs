@@ -70,16 +70,20 @@ async fn assert_each_once_in_order(env: &TestEnv, copied: &[Uuid], old: &[Uuid])
     }
 }
 
-// proves: G-REPLAY-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_moment_a_replay_stores_each_event_once_in_fenced_mode() {
-    is_killed_and_goes_on(TestEnv::new().await).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-REPLAY-1
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_moment_a_replay_stores_each_event_once_in_keyed_mode() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MODE", "keyed");
-    is_killed_and_goes_on(env).await;
+    // proves: G-REPLAY-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_at_any_moment_a_replay_stores_each_event_once_in_fenced_mode() {
+        is_killed_and_goes_on(TestEnv::new().await).await;
+    }
+
+    // proves: G-REPLAY-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn killed_at_any_moment_a_replay_stores_each_event_once_in_keyed_mode() {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", "keyed");
+        is_killed_and_goes_on(env).await;
+    }
 }

@@ -6,57 +6,6 @@ use support::{DEADLINE, TestEnv, until};
 
 use super::{copies, ids, in_commit_order, replay, wait_done};
 
-/// Somebody purges the stream. A replay from the first position brings every event
-/// back, in order; and verify says so, before and after.
-// proves: G-REPLAY-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_purged_stream_is_restored_in_order() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    env.insert(50).await; // not brought by the log
-    let _relay = env.relay();
-    env.wait_stored(50).await;
-    let load = env.load(3, 500.0).await;
-    load.wait_committed(500).await;
-    env.finish(load).await;
-    let all = in_commit_order(&env).await;
-    let originals = env.stored().await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
-
-    let verified = |told: &str| -> serde_json::Value { serde_json::from_str(told).expect("JSON") };
-    let (told, _) = env.ends_with(1, &["verify", "--json"]).await;
-    assert_eq!(verified(&told)["counts"][0]["count"], all.len(), "{told}");
-    let planned = replay(&env, 0, &["--all"]).await;
-    let plan = &planned["plans"][0];
-    assert_eq!((&plan["chosen"], &plan["events"]), (&"table".into(), &all.len().into()));
-    assert_eq!(env.stored_count().await, 0, "a plan publishes nothing");
-
-    let done = replay(&env, 0, &["--all", "--execute", "--why", "purged by accident"]).await;
-    assert_eq!(done["status"], "done");
-    assert_eq!((&done["published"], &done["failed"]), (&all.len().into(), &0.into()));
-    let id = done["id"].as_str().expect("an id");
-    let copies = copies(&env, id).await;
-    assert_eq!(ids(&copies), all);
-    for copy in &copies {
-        let event = copy.event();
-        assert_eq!(copy.header("Nats-Msg-Id"), Some(&*format!("{}.{id}", event.id)));
-        let original = originals.iter().find(|it| it.event().id == event.id);
-        let original = original.expect("the event was stored");
-        assert_eq!((&event, &copy.subject), (&original.event(), &original.subject));
-        if original.header("Tailpost-Position-Event").is_none() {
-            let position = copy.header("Tailpost-Position");
-            assert_eq!(position, original.header("Tailpost-Position"));
-        }
-    }
-    let (told, _) = env.ends_with(0, &["verify", "--json"]).await;
-    assert_eq!(verified(&told)["matched"], all.len(), "{told}");
-    // What comes next is published as ever.
-    let next = env.insert(5).await;
-    env.wait_marked().await;
-    assert_eq!(ids(&env.stored().await)[all.len()..], next);
-}
-
 /// Rows that were deleted come back from the stream, and copies of earlier replays are not copied.
 // proves: G-REPLAY-1
 #[tokio::test(flavor = "multi_thread")]
@@ -149,4 +98,60 @@ async fn assert_forgotten(env: &TestEnv, replay: &str) {
     let left = "SELECT count(*) FROM tailpost_replay_events";
     assert_eq!(env.query::<i64>(left).await, 0);
     env.ends_with(0, &["replays", "show", &next]).await;
+}
+
+mod long {
+    use super::*;
+
+    /// Somebody purges the stream. A replay from the first position brings every event
+    /// back, in order; and verify says so, before and after.
+    // proves: G-REPLAY-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_purged_stream_is_restored_in_order() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        env.insert(50).await; // not brought by the log
+        let _relay = env.relay();
+        env.wait_stored(50).await;
+        let load = env.load(3, 500.0).await;
+        load.wait_committed(500).await;
+        env.finish(load).await;
+        let all = in_commit_order(&env).await;
+        let originals = env.stored().await;
+        env.removes_messages();
+        env.stream().await.purge().await.expect("purge the stream");
+
+        let verified =
+            |told: &str| -> serde_json::Value { serde_json::from_str(told).expect("JSON") };
+        let (told, _) = env.ends_with(1, &["verify", "--json"]).await;
+        assert_eq!(verified(&told)["counts"][0]["count"], all.len(), "{told}");
+        let planned = replay(&env, 0, &["--all"]).await;
+        let plan = &planned["plans"][0];
+        assert_eq!((&plan["chosen"], &plan["events"]), (&"table".into(), &all.len().into()));
+        assert_eq!(env.stored_count().await, 0, "a plan publishes nothing");
+
+        let done = replay(&env, 0, &["--all", "--execute", "--why", "purged by accident"]).await;
+        assert_eq!(done["status"], "done");
+        assert_eq!((&done["published"], &done["failed"]), (&all.len().into(), &0.into()));
+        let id = done["id"].as_str().expect("an id");
+        let copies = copies(&env, id).await;
+        assert_eq!(ids(&copies), all);
+        for copy in &copies {
+            let event = copy.event();
+            assert_eq!(copy.header("Nats-Msg-Id"), Some(&*format!("{}.{id}", event.id)));
+            let original = originals.iter().find(|it| it.event().id == event.id);
+            let original = original.expect("the event was stored");
+            assert_eq!((&event, &copy.subject), (&original.event(), &original.subject));
+            if original.header("Tailpost-Position-Event").is_none() {
+                let position = copy.header("Tailpost-Position");
+                assert_eq!(position, original.header("Tailpost-Position"));
+            }
+        }
+        let (told, _) = env.ends_with(0, &["verify", "--json"]).await;
+        assert_eq!(verified(&told)["matched"], all.len(), "{told}");
+        // What comes next is published as ever.
+        let next = env.insert(5).await;
+        env.wait_marked().await;
+        assert_eq!(ids(&env.stored().await)[all.len()..], next);
+    }
 }

@@ -58,38 +58,6 @@ async fn grow_the_log(env: &TestEnv, sql: &str) {
     .await;
 }
 
-// proves: G-REPLAY-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rewind_slot_that_postgresql_gives_up_is_made_anew_by_itself() {
-    let env = env(&[("max_slot_wal_keep_size", "96MB")]).await;
-    let relay = env.relay();
-    wait_made(&env, 1).await;
-    let told = rewind(&env).await;
-    assert_eq!((&told["wal_status"], &told["made"]), (&"reserved".into(), &1.into()), "{told}");
-    let mut events = env.insert_each(5).await;
-    grow_the_log(
-        &env,
-        "SELECT NOT EXISTS (SELECT FROM pg_replication_slots
-             WHERE slot_name = 'tailpost_rewind' AND wal_status IN ('reserved', 'extended'))",
-    )
-    .await;
-    wait_made(&env, 2).await;
-    let told = status(&env).await;
-    assert_eq!(
-        told["slot"]["rewind"]["made_because"], "PostgreSQL had no room for its log",
-        "{told}"
-    );
-    assert_eq!(told["slot"]["wal_status"], "reserved", "{told}");
-    let (text, _) = env.ends_with(0, &["status"]).await;
-    assert!(text.contains(": PostgreSQL had no room for its log"), "{text}");
-    assert!(text.contains("rewind.retain is not less than max_slot_wal_keep_size"), "{text}");
-    assert_eq!(env.epochs().await, 1, "the relay's own slot is the first one");
-    events.extend(env.insert_each(5).await);
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, events);
-    assert!(relay.log().contains("PostgreSQL has no room for its log"), "it is said");
-}
-
 // proves: G-REPLAY-5
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_older_than_max_age_is_not_kept() {
@@ -153,34 +121,6 @@ async fn a_slot_that_no_relay_made_is_left_alone() {
     assert_eq!(env.query::<String>(at).await, before);
 }
 
-/// On the new primary there is neither slot. What was kept is not promised any more.
-// proves: G-REPLAY-6
-#[tokio::test(flavor = "multi_thread")]
-async fn after_a_failover_the_rewind_slot_is_made_anew_and_promises_no_more_than_it_has() {
-    let mut env = env(&[]).await;
-    let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
-    let standby = standby.expect("start a standby");
-    let relay = env.relay();
-    wait_made(&env, 1).await;
-    let from: String = env.query("SELECT pg_current_wal_insert_lsn()::text").await;
-    env.insert(5).await;
-    env.wait_marked().await;
-    relay.kill9().await;
-    let _old = fail_over(&mut env, standby).await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    wait_made(&env, 2).await;
-    let args = ["replay", "--from-lsn", &from, "--source", "wal"];
-    let (_, said) = env.ends_with(4, &args).await;
-    assert!(said.contains("the log is kept from"), "{said}");
-    let first = rewind(&env).await["from_lsn"].as_str().expect("a position").to_owned();
-    let events = env.insert(3).await;
-    env.wait_confirmed().await;
-    let id = ask(&env, &["--from-lsn", &first, "--source", "wal"]).await;
-    wait_done(&env, &id).await;
-    assert_eq!(ids(&copies(&env, &id).await), events);
-}
-
 /// Between the plan and the asking, or while nobody looks: nothing is left out without a word.
 // proves: G-REPLAY-7
 #[tokio::test(flavor = "multi_thread")]
@@ -211,4 +151,68 @@ async fn a_replay_whose_log_is_gone_is_paused_with_the_reason() {
     wait_done(&env, &some).await;
     assert_eq!(ids(&copies(&env, &some).await), later);
     env.ends_with(0, &["replays", "cancel", &all]).await;
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-REPLAY-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_rewind_slot_that_postgresql_gives_up_is_made_anew_by_itself() {
+        let env = env(&[("max_slot_wal_keep_size", "96MB")]).await;
+        let relay = env.relay();
+        wait_made(&env, 1).await;
+        let told = rewind(&env).await;
+        assert_eq!((&told["wal_status"], &told["made"]), (&"reserved".into(), &1.into()), "{told}");
+        let mut events = env.insert_each(5).await;
+        grow_the_log(
+            &env,
+            "SELECT NOT EXISTS (SELECT FROM pg_replication_slots
+             WHERE slot_name = 'tailpost_rewind' AND wal_status IN ('reserved', 'extended'))",
+        )
+        .await;
+        wait_made(&env, 2).await;
+        let told = status(&env).await;
+        assert_eq!(
+            told["slot"]["rewind"]["made_because"], "PostgreSQL had no room for its log",
+            "{told}"
+        );
+        assert_eq!(told["slot"]["wal_status"], "reserved", "{told}");
+        let (text, _) = env.ends_with(0, &["status"]).await;
+        assert!(text.contains(": PostgreSQL had no room for its log"), "{text}");
+        assert!(text.contains("rewind.retain is not less than max_slot_wal_keep_size"), "{text}");
+        assert_eq!(env.epochs().await, 1, "the relay's own slot is the first one");
+        events.extend(env.insert_each(5).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, events);
+        assert!(relay.log().contains("PostgreSQL has no room for its log"), "it is said");
+    }
+
+    /// On the new primary there is neither slot. What was kept is not promised any more.
+    // proves: G-REPLAY-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn after_a_failover_the_rewind_slot_is_made_anew_and_promises_no_more_than_it_has() {
+        let mut env = env(&[]).await;
+        let standby = Postgres::start_standby_of(&env.postgres, "standby_1", true).await;
+        let standby = standby.expect("start a standby");
+        let relay = env.relay();
+        wait_made(&env, 1).await;
+        let from: String = env.query("SELECT pg_current_wal_insert_lsn()::text").await;
+        env.insert(5).await;
+        env.wait_marked().await;
+        relay.kill9().await;
+        let _old = fail_over(&mut env, standby).await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        wait_made(&env, 2).await;
+        let args = ["replay", "--from-lsn", &from, "--source", "wal"];
+        let (_, said) = env.ends_with(4, &args).await;
+        assert!(said.contains("the log is kept from"), "{said}");
+        let first = rewind(&env).await["from_lsn"].as_str().expect("a position").to_owned();
+        let events = env.insert(3).await;
+        env.wait_confirmed().await;
+        let id = ask(&env, &["--from-lsn", &first, "--source", "wal"]).await;
+        wait_done(&env, &id).await;
+        assert_eq!(ids(&copies(&env, &id).await), events);
+    }
 }

@@ -54,21 +54,6 @@ async fn exact_under_load(mark: &str, seed: u64) {
     env.tally(&written).await.assert_exact();
 }
 
-/// Beside live events, and whenever the relay is killed, each event is stored once and in
-/// order, and no row goes before it is published.
-// proves: G-RET-1
-#[tokio::test(flavor = "multi_thread")]
-async fn deleting_beside_a_relay_that_is_killed_costs_no_event() {
-    exact_under_load("row", 41).await;
-}
-
-/// The same for rows without marks of their own.
-// proves: G-RET-1
-#[tokio::test(flavor = "multi_thread")]
-async fn deleting_rows_without_marks_costs_no_event() {
-    exact_under_load("lean", 42).await;
-}
-
 /// Of several relays one does it, also for all shards; and operators see that it does.
 // proves: G-RET-2
 #[tokio::test(flavor = "multi_thread")]
@@ -176,4 +161,23 @@ async fn without_the_tables_of_retention_a_relay_publishes_and_says_what_is_miss
     assert!(relay.log().contains("tailpost_retention"), "{}", relay.log());
     assert!(relay.log().contains("tailpost setup"), "{}", relay.log());
     tokio::time::timeout(Duration::from_secs(30), stop(relay)).await.expect("it stops");
+}
+
+mod long {
+    use super::*;
+
+    /// Beside live events, and whenever the relay is killed, each event is stored once and in
+    /// order, and no row goes before it is published.
+    // proves: G-RET-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn deleting_beside_a_relay_that_is_killed_costs_no_event() {
+        exact_under_load("row", 41).await;
+    }
+
+    /// The same for rows without marks of their own.
+    // proves: G-RET-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn deleting_rows_without_marks_costs_no_event() {
+        exact_under_load("lean", 42).await;
+    }
 }

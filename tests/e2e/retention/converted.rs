@@ -122,21 +122,6 @@ async fn converts(shards: u32, seed: u64) {
     stop(relay).await;
 }
 
-/// An outbox gets partitions while producers write and a relay reads: each event once, in
-/// order, no slot made anew, and what belongs to the table is there as before.
-// proves: G-RET-7
-#[tokio::test(flavor = "multi_thread")]
-async fn an_outbox_in_use_gets_partitions() {
-    converts(1, 51).await;
-}
-
-/// The same where publications have row filters.
-// proves: G-RET-7
-#[tokio::test(flavor = "multi_thread")]
-async fn an_outbox_in_shards_gets_partitions() {
-    converts(2, 52).await;
-}
-
 /// Uses the table without a snapshot, which an index build would wait for if it is the older one.
 const USE: &str = "LOCK TABLE outbox_events IN ACCESS SHARE MODE";
 
@@ -327,4 +312,23 @@ async fn events_without_a_row_are_accepted_before_and_after() {
     assert_eq!(env.query::<i64>(distinct).await, 6);
     let next: i64 = env.query("SELECT max(seq) FROM outbox_events").await;
     assert!(next >= 9, "rows and messages share their numbers: {next}");
+}
+
+mod long {
+    use super::*;
+
+    /// An outbox gets partitions while producers write and a relay reads: each event once, in
+    /// order, no slot made anew, and what belongs to the table is there as before.
+    // proves: G-RET-7
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_outbox_in_use_gets_partitions() {
+        converts(1, 51).await;
+    }
+
+    /// The same where publications have row filters.
+    // proves: G-RET-7
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_outbox_in_shards_gets_partitions() {
+        converts(2, 52).await;
+    }
 }

@@ -65,74 +65,6 @@ pub(super) async fn partitions(env: &TestEnv) -> Vec<String> {
     .await
 }
 
-/// Whoever publishes, marks and judges does so with partitions as without; a table of
-/// what each mode is.
-// proves: G-RET-6
-#[tokio::test(flavor = "multi_thread")]
-async fn partitions_by_day_change_nothing_for_relay_and_verify() {
-    for (mode, mark, rows_left) in [
-        ("fenced", "row", 70),
-        ("fenced", "lean", 70),
-        ("fenced", "delete", 0),
-        ("poll", "row", 70),
-        ("poll", "delete", 0),
-    ] {
-        eprintln!("--- {mode}, {mark}");
-        let mut env = env().await;
-        env.set("TAILPOST_RELAY__MODE", mode);
-        env.set("TAILPOST_RELAY__MARK", mark);
-        if mode == "poll" {
-            env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "60s");
-        }
-        env.set("TAILPOST_RELAY__ON_PARK", if mode == "poll" { "skip" } else { "block_key" });
-        env.ends_with(0, &["setup", "--partitioned"]).await;
-        let (said, _) = env.ends_with(0, &["setup", "--partitioned"]).await;
-        assert!(!said.contains("created"), "{said}");
-        day_ago(&env, 3).await;
-        let before = env.insert(20).await;
-        let relay = env.relay();
-        env.wait_stored(20).await;
-        let old = insert_ago(&env, 20, 3).await;
-        env.wait_stored(40).await;
-        let bad =
-            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
-                       headers)
-                   VALUES (gen_random_uuid(), 'order', 'bad', 'Placed', '{}', '[]') RETURNING id";
-        let bad: Uuid = env.query(bad).await;
-        let dead = "SELECT count(*) FROM outbox_dead_letter";
-        until(DEADLINE, "it is parked", async || env.query::<i64>(dead).await == 1).await;
-        env.execute("UPDATE outbox_dead_letter SET headers = NULL").await;
-        let id = bad.to_string();
-        env.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "20s", "--direct"]).await;
-        env.wait_stored(41).await;
-        let young = env.insert(29).await;
-        env.wait_stored(70).await;
-        if mark != "lean" {
-            env.wait_marked().await;
-        }
-        let stored = env.stored_ids().await;
-        assert_eq!(stored, [&before[..], &old, &[bad], &young].concat());
-        assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, rows_left);
-        if mark != "delete" {
-            let covered =
-                "SELECT NOT EXISTS (SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
-            until(DEADLINE, "all are published", async || env.query::<bool>(covered).await).await;
-            let (told, _) = env.ends_with(0, &["verify", "--json"]).await;
-            let told: Value = serde_json::from_str(&told).expect("one JSON object");
-            assert_eq!(told["counts"].as_array().map(Vec::len), Some(0), "{told}");
-            let (told, _) = env.ends_with(0, &["explain", &old[3].to_string()]).await;
-            assert!(told.to_lowercase().contains("published"), "{told}");
-        }
-        if mode == "fenced" && mark == "row" {
-            let id = old[5].to_string();
-            let args = ["replay", "--event-id", &id, "--why", "x", "--execute"];
-            env.ends_with(0, &args).await;
-            env.wait_stored(71).await;
-        }
-        stop(relay).await;
-    }
-}
-
 /// Partitions exist for a week to come; those go as a whole of which nobody needs a row.
 // proves: G-RET-6
 #[tokio::test(flavor = "multi_thread")]
@@ -217,77 +149,6 @@ async fn a_partition_is_held_as_the_page_shows(env: &TestEnv) {
     env.execute(&format!("DROP TABLE {needed}")).await;
 }
 
-/// A row that is not published, a dead letter, a mark that is owed or may be asked for, and
-/// one of a replay keep their partition, which is named.
-// proves: G-RET-1, G-RET-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_partition_with_a_row_that_is_needed_is_kept_and_named() {
-    let env = partitioned().await;
-    let relay = env.relay();
-    let mut days = Vec::new();
-    let mut ids = Vec::new();
-    for days_ago in 10..15 {
-        days.push(day_ago(&env, days_ago).await);
-        ids.push(insert_ago(&env, 5, days_ago).await);
-    }
-    env.wait_stored(25).await;
-    env.wait_marked().await;
-    age(&env, &ids.concat()).await;
-    wait_watermark(&env).await;
-    env.nats.pause().expect("pause NATS");
-    let unpublished = insert_ago(&env, 1, 10).await;
-    let (dead, owed, fresh) = (ids[1][2], ids[2][2], ids[3][2]);
-    // What is owed is made up for at once, but not while the row is locked.
-    let mut client = env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    let sql = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
-    lock.execute(sql, &[&owed]).await.expect("lock a row");
-    env.execute(&format!(
-        "INSERT INTO tailpost_owed (id, stream) VALUES ('{owed}', 'OUTBOX');
-         INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
-             reason, dead_at)
-         VALUES ('{dead}', 'order', 'o-1', 'Placed', '{{}}', 'in doubt', {LONG_AGO});
-         UPDATE outbox_events SET published_at = now() WHERE id = '{fresh}'"
-    ))
-    .await;
-    let told = maintain(&env, &[]).await;
-    lock.commit().await.expect("let go of the row");
-    let held = told["partitions"]["held"].as_array().expect("a list").clone();
-    let why = |partition: &str| {
-        let it = held.iter().find(|it| it["partition"] == format!("public.{partition}"));
-        it.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
-    };
-    assert!(why(&days[0]).contains(&unpublished[0].to_string()), "{held:?}");
-    assert!(why(&days[0]).contains("is not published"), "{held:?}");
-    assert!(why(&days[1]).ends_with("is a dead letter"), "{held:?}");
-    assert!(why(&days[2]).ends_with("is owed a mark"), "{held:?}");
-    assert!(why(&days[3]).ends_with("was published less than retention.published ago"), "{held:?}");
-    // The open transaction has used the table: the last of them is not seen any more, and is not
-    // gone.
-    assert!(held.iter().any(|it| it["partition"] == format!("public.{}", days[4])), "{held:?}");
-    let held_by: String = env.query("SELECT held_by FROM tailpost_retention").await;
-    assert!(
-        held_by.starts_with("partition public.") && held_by.contains("(and 4 more)"),
-        "{held_by}"
-    );
-
-    env.nats.resume().expect("resume NATS");
-    env.execute("DELETE FROM tailpost_owed; DELETE FROM outbox_dead_letter").await;
-    env.wait_stored(26).await;
-    env.wait_marked().await;
-    age(&env, &[&unpublished[..], &[fresh]].concat()).await;
-    wait_watermark(&env).await;
-    // A slot may ask for what was marked since.
-    until(DEADLINE, "all of them go", async || {
-        maintain(&env, &[]).await;
-        let there = partitions(&env).await;
-        days.iter().all(|it| !there.contains(it))
-    })
-    .await;
-    assert_eq!(env.query::<i64>("SELECT count(*) FROM tailpost_detached").await, 0);
-    stop(relay).await;
-}
-
 /// A transaction that was open for days, and commits when its partition is on the way out:
 /// the row is seen, the partition comes back, and the event is published.
 // proves: G-RET-1
@@ -318,76 +179,6 @@ async fn a_row_that_comes_while_its_partition_is_detached_brings_it_back() {
     age(&env, &[late]).await;
     wait_watermark(&env).await;
     assert_eq!(maintain(&env, &[]).await["partitions"]["dropped"], 1);
-    stop(relay).await;
-}
-
-/// A partition goes while the scanner reads the table, and who is killed between two steps
-/// is followed by one who goes on. Each event comes once, in order, and no producer waits.
-// proves: G-RET-1, G-RET-2, G-RET-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_partition_is_dropped_while_the_scanner_reads() {
-    let env = partitioned().await;
-    let old = day_ago(&env, 10).await;
-    env.execute(&format!(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
-             inserted_at, published_at)
-         SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{{}}', now() - interval '10 days',
-             {LONG_AGO}
-         FROM generate_series(1, 2000)"
-    ))
-    .await;
-    env.ends_with(0, &["slot", "drop"]).await;
-    let sql = "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-               SELECT gen_random_uuid(), 'order', 'o-' || n % 10, 'Placed',
-                   jsonb_build_object('text', repeat('x', 1000))
-               FROM generate_series(1, 30000) AS n RETURNING id";
-    let rows = env.client().await.query(sql, &[]).await.expect("insert events");
-    let backlog: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
-    env.setup().await;
-    let relay = env.relay();
-    // The scan lasts until it is done.
-    until(DEADLINE, "the scanner reads", async || {
-        let reads = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'COPY (SELECT%outbox%'
-                         AND state = 'active'";
-        env.query::<i64>(reads).await > 0
-    })
-    .await;
-    let scanned = env.stored_count().await;
-    // Nobody takes what it reads: it holds the table, for as long as it likes.
-    env.nats.pause().expect("pause NATS");
-    let producer = env.client().await;
-    producer.batch_execute("SET lock_timeout = '400ms'").await.expect("set");
-    let first = env.spawn(&["maintain", "--json"]);
-    let mut live = Vec::new();
-    let detached = "SELECT count(*) FROM tailpost_detached";
-    while first.exited().is_none() {
-        let row = producer
-            .query_one(
-                "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-                 VALUES (gen_random_uuid(), 'order', 'live', 'Placed', '{}') RETURNING id",
-                &[],
-            )
-            .await;
-        live.push(row.expect("nobody who inserts waits").get::<_, Uuid>(0));
-        if env.query::<i64>(detached).await > 0 {
-            first.kill9().await;
-            break;
-        }
-    }
-    env.nats.resume().expect("resume NATS");
-    until(DEADLINE, "it is gone", async || {
-        maintain_or_busy(&env).await;
-        !partitions(&env).await.contains(&old)
-    })
-    .await;
-    eprintln!("{scanned} were stored before, {} since", env.stored_count().await);
-    assert!(env.query::<bool>(&format!("SELECT to_regclass('{old}') IS NULL")).await);
-    assert_eq!(env.query::<i64>(detached).await, 0);
-    env.wait_stored((backlog.len() + live.len()) as u64).await;
-    let stored = env.stored_ids().await;
-    assert_eq!(stored.iter().filter(|it| !live.contains(it)).copied().collect::<Vec<_>>(), backlog);
-    assert_eq!(stored.iter().filter(|it| live.contains(it)).copied().collect::<Vec<_>>(), live);
-    env.wait_marked().await;
     stop(relay).await;
 }
 
@@ -455,4 +246,226 @@ async fn a_day_that_is_partitioned_itself_is_kept() {
     let left = partitions(&env).await;
     assert!(left.contains(&odd) && !left.contains(&plain), "{left:?}");
     assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, 3);
+}
+
+mod long {
+    use super::*;
+
+    /// Whoever publishes, marks and judges does so with partitions as without; a table of
+    /// what each mode is.
+    // proves: G-RET-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn partitions_by_day_change_nothing_for_relay_and_verify() {
+        for (mode, mark, rows_left) in [
+            ("fenced", "row", 70),
+            ("fenced", "lean", 70),
+            ("fenced", "delete", 0),
+            ("poll", "row", 70),
+            ("poll", "delete", 0),
+        ] {
+            eprintln!("--- {mode}, {mark}");
+            let mut env = env().await;
+            env.set("TAILPOST_RELAY__MODE", mode);
+            env.set("TAILPOST_RELAY__MARK", mark);
+            if mode == "poll" {
+                env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "60s");
+            }
+            env.set("TAILPOST_RELAY__ON_PARK", if mode == "poll" { "skip" } else { "block_key" });
+            env.ends_with(0, &["setup", "--partitioned"]).await;
+            let (said, _) = env.ends_with(0, &["setup", "--partitioned"]).await;
+            assert!(!said.contains("created"), "{said}");
+            day_ago(&env, 3).await;
+            let before = env.insert(20).await;
+            let relay = env.relay();
+            env.wait_stored(20).await;
+            let old = insert_ago(&env, 20, 3).await;
+            env.wait_stored(40).await;
+            let bad =
+                "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+                       headers)
+                   VALUES (gen_random_uuid(), 'order', 'bad', 'Placed', '{}', '[]') RETURNING id";
+            let bad: Uuid = env.query(bad).await;
+            let dead = "SELECT count(*) FROM outbox_dead_letter";
+            until(DEADLINE, "it is parked", async || env.query::<i64>(dead).await == 1).await;
+            env.execute("UPDATE outbox_dead_letter SET headers = NULL").await;
+            let id = bad.to_string();
+            env.ends_with(0, &["outbox", "dlq", "requeue", &id, "--wait", "20s", "--direct"]).await;
+            env.wait_stored(41).await;
+            let young = env.insert(29).await;
+            env.wait_stored(70).await;
+            if mark != "lean" {
+                env.wait_marked().await;
+            }
+            let stored = env.stored_ids().await;
+            assert_eq!(stored, [&before[..], &old, &[bad], &young].concat());
+            assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, rows_left);
+            if mark != "delete" {
+                let covered =
+                    "SELECT NOT EXISTS (SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
+                until(DEADLINE, "all are published", async || env.query::<bool>(covered).await)
+                    .await;
+                let (told, _) = env.ends_with(0, &["verify", "--json"]).await;
+                let told: Value = serde_json::from_str(&told).expect("one JSON object");
+                assert_eq!(told["counts"].as_array().map(Vec::len), Some(0), "{told}");
+                let (told, _) = env.ends_with(0, &["explain", &old[3].to_string()]).await;
+                assert!(told.to_lowercase().contains("published"), "{told}");
+            }
+            if mode == "fenced" && mark == "row" {
+                let id = old[5].to_string();
+                let args = ["replay", "--event-id", &id, "--why", "x", "--execute"];
+                env.ends_with(0, &args).await;
+                env.wait_stored(71).await;
+            }
+            stop(relay).await;
+        }
+    }
+
+    /// A row that is not published, a dead letter, a mark that is owed or may be asked for, and
+    /// one of a replay keep their partition, which is named.
+    // proves: G-RET-1, G-RET-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_partition_with_a_row_that_is_needed_is_kept_and_named() {
+        let env = partitioned().await;
+        let relay = env.relay();
+        let mut days = Vec::new();
+        let mut ids = Vec::new();
+        for days_ago in 10..15 {
+            days.push(day_ago(&env, days_ago).await);
+            ids.push(insert_ago(&env, 5, days_ago).await);
+        }
+        env.wait_stored(25).await;
+        env.wait_marked().await;
+        age(&env, &ids.concat()).await;
+        wait_watermark(&env).await;
+        env.nats.pause().expect("pause NATS");
+        let unpublished = insert_ago(&env, 1, 10).await;
+        let (dead, owed, fresh) = (ids[1][2], ids[2][2], ids[3][2]);
+        // What is owed is made up for at once, but not while the row is locked.
+        let mut client = env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        let sql = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
+        lock.execute(sql, &[&owed]).await.expect("lock a row");
+        env.execute(&format!(
+            "INSERT INTO tailpost_owed (id, stream) VALUES ('{owed}', 'OUTBOX');
+         INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type, payload,
+             reason, dead_at)
+         VALUES ('{dead}', 'order', 'o-1', 'Placed', '{{}}', 'in doubt', {LONG_AGO});
+         UPDATE outbox_events SET published_at = now() WHERE id = '{fresh}'"
+        ))
+        .await;
+        let told = maintain(&env, &[]).await;
+        lock.commit().await.expect("let go of the row");
+        let held = told["partitions"]["held"].as_array().expect("a list").clone();
+        let why = |partition: &str| {
+            let it = held.iter().find(|it| it["partition"] == format!("public.{partition}"));
+            it.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
+        };
+        assert!(why(&days[0]).contains(&unpublished[0].to_string()), "{held:?}");
+        assert!(why(&days[0]).contains("is not published"), "{held:?}");
+        assert!(why(&days[1]).ends_with("is a dead letter"), "{held:?}");
+        assert!(why(&days[2]).ends_with("is owed a mark"), "{held:?}");
+        assert!(
+            why(&days[3]).ends_with("was published less than retention.published ago"),
+            "{held:?}"
+        );
+        // The open transaction has used the table: the last of them is not seen any more, and is not
+        // gone.
+        assert!(held.iter().any(|it| it["partition"] == format!("public.{}", days[4])), "{held:?}");
+        let held_by: String = env.query("SELECT held_by FROM tailpost_retention").await;
+        assert!(
+            held_by.starts_with("partition public.") && held_by.contains("(and 4 more)"),
+            "{held_by}"
+        );
+
+        env.nats.resume().expect("resume NATS");
+        env.execute("DELETE FROM tailpost_owed; DELETE FROM outbox_dead_letter").await;
+        env.wait_stored(26).await;
+        env.wait_marked().await;
+        age(&env, &[&unpublished[..], &[fresh]].concat()).await;
+        wait_watermark(&env).await;
+        // A slot may ask for what was marked since.
+        until(DEADLINE, "all of them go", async || {
+            maintain(&env, &[]).await;
+            let there = partitions(&env).await;
+            days.iter().all(|it| !there.contains(it))
+        })
+        .await;
+        assert_eq!(env.query::<i64>("SELECT count(*) FROM tailpost_detached").await, 0);
+        stop(relay).await;
+    }
+
+    /// A partition goes while the scanner reads the table, and who is killed between two steps
+    /// is followed by one who goes on. Each event comes once, in order, and no producer waits.
+    // proves: G-RET-1, G-RET-2, G-RET-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_partition_is_dropped_while_the_scanner_reads() {
+        let env = partitioned().await;
+        let old = day_ago(&env, 10).await;
+        env.execute(&format!(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+             inserted_at, published_at)
+         SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{{}}', now() - interval '10 days',
+             {LONG_AGO}
+         FROM generate_series(1, 2000)"
+        ))
+        .await;
+        env.ends_with(0, &["slot", "drop"]).await;
+        let sql =
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+               SELECT gen_random_uuid(), 'order', 'o-' || n % 10, 'Placed',
+                   jsonb_build_object('text', repeat('x', 1000))
+               FROM generate_series(1, 30000) AS n RETURNING id";
+        let rows = env.client().await.query(sql, &[]).await.expect("insert events");
+        let backlog: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+        env.setup().await;
+        let relay = env.relay();
+        // The scan lasts until it is done.
+        until(DEADLINE, "the scanner reads", async || {
+            let reads =
+                "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'COPY (SELECT%outbox%'
+                         AND state = 'active'";
+            env.query::<i64>(reads).await > 0
+        })
+        .await;
+        let scanned = env.stored_count().await;
+        // Nobody takes what it reads: it holds the table, for as long as it likes.
+        env.nats.pause().expect("pause NATS");
+        let producer = env.client().await;
+        producer.batch_execute("SET lock_timeout = '400ms'").await.expect("set");
+        let first = env.spawn(&["maintain", "--json"]);
+        let mut live = Vec::new();
+        let detached = "SELECT count(*) FROM tailpost_detached";
+        while first.exited().is_none() {
+            let row = producer
+                .query_one(
+                    "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+                 VALUES (gen_random_uuid(), 'order', 'live', 'Placed', '{}') RETURNING id",
+                    &[],
+                )
+                .await;
+            live.push(row.expect("nobody who inserts waits").get::<_, Uuid>(0));
+            if env.query::<i64>(detached).await > 0 {
+                first.kill9().await;
+                break;
+            }
+        }
+        env.nats.resume().expect("resume NATS");
+        until(DEADLINE, "it is gone", async || {
+            maintain_or_busy(&env).await;
+            !partitions(&env).await.contains(&old)
+        })
+        .await;
+        eprintln!("{scanned} were stored before, {} since", env.stored_count().await);
+        assert!(env.query::<bool>(&format!("SELECT to_regclass('{old}') IS NULL")).await);
+        assert_eq!(env.query::<i64>(detached).await, 0);
+        env.wait_stored((backlog.len() + live.len()) as u64).await;
+        let stored = env.stored_ids().await;
+        assert_eq!(
+            stored.iter().filter(|it| !live.contains(it)).copied().collect::<Vec<_>>(),
+            backlog
+        );
+        assert_eq!(stored.iter().filter(|it| live.contains(it)).copied().collect::<Vec<_>>(), live);
+        env.wait_marked().await;
+        stop(relay).await;
+    }
 }

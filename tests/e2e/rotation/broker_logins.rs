@@ -96,27 +96,31 @@ async fn rotates(login: Login, variable: &str, more: &[(&str, &str)]) {
     running.end(&login.unsaid()).await;
 }
 
-// proves: G-CRED-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_token_of_nats_is_replaced_under_load() {
-    rotates(token(), "TAILPOST_NATS__TOKEN_FILE", &[]).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-CRED-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_password_of_nats_is_replaced_under_load() {
-    let user = ("TAILPOST_NATS__USER", "relay");
-    rotates(password(), "TAILPOST_NATS__PASSWORD_FILE", &[user]).await;
-}
+    // proves: G-CRED-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_token_of_nats_is_replaced_under_load() {
+        rotates(token(), "TAILPOST_NATS__TOKEN_FILE", &[]).await;
+    }
 
-// proves: G-CRED-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_key_of_nats_is_replaced_under_load() {
-    rotates(nkey(), "TAILPOST_NATS__NKEY", &[]).await;
-}
+    // proves: G-CRED-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn credentials_of_nats_are_replaced_under_load() {
+        rotates(operator_mode::creds(), "TAILPOST_NATS__CREDS", &[]).await;
+    }
 
-// proves: G-CRED-2
-#[tokio::test(flavor = "multi_thread")]
-async fn credentials_of_nats_are_replaced_under_load() {
-    rotates(operator_mode::creds(), "TAILPOST_NATS__CREDS", &[]).await;
+    // proves: G-CRED-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_password_of_nats_is_replaced_under_load() {
+        let user = ("TAILPOST_NATS__USER", "relay");
+        rotates(password(), "TAILPOST_NATS__PASSWORD_FILE", &[user]).await;
+    }
+
+    // proves: G-CRED-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_key_of_nats_is_replaced_under_load() {
+        rotates(nkey(), "TAILPOST_NATS__NKEY", &[]).await;
+    }
 }

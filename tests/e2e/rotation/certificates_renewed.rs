@@ -44,45 +44,6 @@ async fn renew_postgres(env: &TestEnv, own: &Certificates, trusted: &[&Certifica
     env.postgres.reload().await.expect("reload");
 }
 
-/// First both sides trust both authorities; then the certificates change; then the old authority goes.
-// proves: G-CRED-3
-#[tokio::test(flavor = "multi_thread")]
-async fn certificates_for_postgresql_are_replaced_under_load() {
-    let issue = || Certificates::issue("certified").expect("certificates");
-    let (old, new) = (issue(), issue());
-    let settings = [
-        ("ssl", "on"),
-        ("ssl_cert_file", "server.pem"),
-        ("ssl_key_file", "server.key"),
-        ("ssl_ca_file", "ca.pem"),
-    ];
-    let postgres = database(&settings, &server_files(&old, &[&old]));
-    let mut env = set_up(postgres, NatsOptions::default()).await;
-    make_tables(&env).await;
-    env.execute("CREATE ROLE certified LOGIN SUPERUSER REPLICATION").await;
-    let port = env.postgres.port();
-    let url = format!("postgres://certified@localhost:{port}/postgres?sslmode=verify-full");
-    env.set("DATABASE_URL", &url);
-    let secrets = Secrets::new();
-    renew(&secrets, &old.client(), &[&old]);
-    name(&mut env, &secrets, "TAILPOST_POSTGRES__", ["SSLROOTCERT", "SSLCERT", "SSLKEY"]);
-    let running = Running::start(env).await;
-
-    renew(&secrets, &old.client(), &[&old, &new]);
-    renew_postgres(&running.env, &new, &[&old, &new]).await;
-    renew(&secrets, &new.client(), &[&old, &new]);
-    renew_postgres(&running.env, &new, &[&new]).await;
-    running.end_connections("certified").await;
-    renew(&secrets, &new.client(), &[&new]);
-    running.end_connections("certified").await;
-
-    renew(&secrets, &old.client(), &[&new]);
-    let (_, said) = running.env.ends_with(4, &["setup"]).await;
-    assert!(said.contains("could not connect to postgres://certified@"), "{said}");
-    renew(&secrets, &new.client(), &[&new]);
-    running.end(&["PRIVATE KEY"]).await;
-}
-
 fn tls(secrets: &Secrets) -> String {
     // Only the lab's own client goes without: it has none of these certificates.
     let path = |file| secrets.path(file).display().to_string();
@@ -138,4 +99,47 @@ async fn certificates_for_nats_are_replaced_under_load() {
     assert!(said.contains("could not connect to tls://localhost"), "{said}");
     renew(&secrets, &new.client(), &[&new]);
     running.end(&["PRIVATE KEY"]).await;
+}
+
+mod long {
+    use super::*;
+
+    /// First both sides trust both authorities; then the certificates change; then the old authority goes.
+    // proves: G-CRED-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn certificates_for_postgresql_are_replaced_under_load() {
+        let issue = || Certificates::issue("certified").expect("certificates");
+        let (old, new) = (issue(), issue());
+        let settings = [
+            ("ssl", "on"),
+            ("ssl_cert_file", "server.pem"),
+            ("ssl_key_file", "server.key"),
+            ("ssl_ca_file", "ca.pem"),
+        ];
+        let postgres = database(&settings, &server_files(&old, &[&old]));
+        let mut env = set_up(postgres, NatsOptions::default()).await;
+        make_tables(&env).await;
+        env.execute("CREATE ROLE certified LOGIN SUPERUSER REPLICATION").await;
+        let port = env.postgres.port();
+        let url = format!("postgres://certified@localhost:{port}/postgres?sslmode=verify-full");
+        env.set("DATABASE_URL", &url);
+        let secrets = Secrets::new();
+        renew(&secrets, &old.client(), &[&old]);
+        name(&mut env, &secrets, "TAILPOST_POSTGRES__", ["SSLROOTCERT", "SSLCERT", "SSLKEY"]);
+        let running = Running::start(env).await;
+
+        renew(&secrets, &old.client(), &[&old, &new]);
+        renew_postgres(&running.env, &new, &[&old, &new]).await;
+        renew(&secrets, &new.client(), &[&old, &new]);
+        renew_postgres(&running.env, &new, &[&new]).await;
+        running.end_connections("certified").await;
+        renew(&secrets, &new.client(), &[&new]);
+        running.end_connections("certified").await;
+
+        renew(&secrets, &old.client(), &[&new]);
+        let (_, said) = running.env.ends_with(4, &["setup"]).await;
+        assert!(said.contains("could not connect to postgres://certified@"), "{said}");
+        renew(&secrets, &new.client(), &[&new]);
+        running.end(&["PRIVATE KEY"]).await;
+    }
 }

@@ -44,54 +44,58 @@ async fn wait_without_connections(env: &TestEnv, address: SocketAddr, words: &st
     .await;
 }
 
-// proves: G-CRED-4, G-CRED-6
-#[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_fails_and_hangs_for_a_while_is_waited_for() {
-    let mut env = with_a_role().await;
-    let secrets = Secrets::new();
-    secrets.renew("mood", "work first-s3cret\n");
-    let program = PROGRAM.replace("FOLDER", &secrets.path("").display().to_string());
-    let argv = serde_json::json!(["sh", "-c", program]).to_string();
-    env.set("TAILPOST_POSTGRES__PASSWORD_COMMAND", &argv);
-    let ports = ["TAILPOST_ADMIN__LISTEN", "TAILPOST_ADMIN__INBOX_LISTEN"]
-        .map(|variable| listen(&mut env, variable));
-    let [relay, inbox] = ports.each_ref().map(lab::Port::addr);
-    let running = Running::start(env).await;
-    let processes = [&running.relay, &running.inbox];
+mod long {
+    use super::*;
 
-    secrets.renew("mood", "fail leaked-s3cret\n");
-    running.env.execute("ALTER ROLE relay PASSWORD 'second-s3cret'").await;
-    let failed = "postgres.password_command (sh) gave no secret: it ended with exit status: 7";
-    for address in [relay, inbox] {
-        wait_without_connections(&running.env, address, failed).await;
-    }
-    // From here on, one run at a time: the second, the third and so on.
-    fs::write(secrets.path("runs"), "").expect("write");
-    let status = get(relay, "/api/v1/status").await.expect("an answer");
-    assert!(status.contains(failed) && !status.contains("s3cret"), "{status}");
-    let (told, said) = running.env.ends_with(5, &["status"]).await;
-    assert!(said.contains(failed) && said.contains("run it by hand"), "{said}");
-    assert!(!format!("{told}{said}").contains("s3cret"), "{told}{said}");
-    for process in processes {
-        let again = async || !runs(&secrets, process).is_empty();
-        until(DEADLINE, "it is run again", again).await;
-    }
+    // proves: G-CRED-4, G-CRED-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_program_that_fails_and_hangs_for_a_while_is_waited_for() {
+        let mut env = with_a_role().await;
+        let secrets = Secrets::new();
+        secrets.renew("mood", "work first-s3cret\n");
+        let program = PROGRAM.replace("FOLDER", &secrets.path("").display().to_string());
+        let argv = serde_json::json!(["sh", "-c", program]).to_string();
+        env.set("TAILPOST_POSTGRES__PASSWORD_COMMAND", &argv);
+        let ports = ["TAILPOST_ADMIN__LISTEN", "TAILPOST_ADMIN__INBOX_LISTEN"]
+            .map(|variable| listen(&mut env, variable));
+        let [relay, inbox] = ports.each_ref().map(lab::Port::addr);
+        let running = Running::start(env).await;
+        let processes = [&running.relay, &running.inbox];
 
-    secrets.renew("mood", "hang leaked-s3cret\n");
-    for address in [relay, inbox] {
-        wait_without_connections(&running.env, address, "it took more than 8 s").await;
+        secrets.renew("mood", "fail leaked-s3cret\n");
+        running.env.execute("ALTER ROLE relay PASSWORD 'second-s3cret'").await;
+        let failed = "postgres.password_command (sh) gave no secret: it ended with exit status: 7";
+        for address in [relay, inbox] {
+            wait_without_connections(&running.env, address, failed).await;
+        }
+        // From here on, one run at a time: the second, the third and so on.
+        fs::write(secrets.path("runs"), "").expect("write");
+        let status = get(relay, "/api/v1/status").await.expect("an answer");
+        assert!(status.contains(failed) && !status.contains("s3cret"), "{status}");
+        let (told, said) = running.env.ends_with(5, &["status"]).await;
+        assert!(said.contains(failed) && said.contains("run it by hand"), "{said}");
+        assert!(!format!("{told}{said}").contains("s3cret"), "{told}{said}");
+        for process in processes {
+            let again = async || !runs(&secrets, process).is_empty();
+            until(DEADLINE, "it is run again", again).await;
+        }
+
+        secrets.renew("mood", "hang leaked-s3cret\n");
+        for address in [relay, inbox] {
+            wait_without_connections(&running.env, address, "it took more than 8 s").await;
+        }
+        secrets.renew("mood", "work second-s3cret\n");
+        for address in [relay, inbox] {
+            wait_ready(address, 200, "").await;
+        }
+        running.goes_on().await;
+        for process in processes {
+            let runs = runs(&secrets, process);
+            let gaps: Vec<u64> = runs.windows(2).map(|it| it[1] - it[0]).collect();
+            eprintln!("between runs, in ms: {gaps:?}");
+            assert!(gaps[0] >= 2_000, "{gaps:?}");
+            assert!(gaps.iter().any(|it| *it >= 8_000), "one had its 8 s: {gaps:?}");
+        }
+        running.end(&["s3cret"]).await;
     }
-    secrets.renew("mood", "work second-s3cret\n");
-    for address in [relay, inbox] {
-        wait_ready(address, 200, "").await;
-    }
-    running.goes_on().await;
-    for process in processes {
-        let runs = runs(&secrets, process);
-        let gaps: Vec<u64> = runs.windows(2).map(|it| it[1] - it[0]).collect();
-        eprintln!("between runs, in ms: {gaps:?}");
-        assert!(gaps[0] >= 2_000, "{gaps:?}");
-        assert!(gaps.iter().any(|it| *it >= 8_000), "one had its 8 s: {gaps:?}");
-    }
-    running.end(&["s3cret"]).await;
 }

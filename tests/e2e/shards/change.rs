@@ -78,34 +78,6 @@ async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
     assert!(log.contains(named), "{log}");
 }
 
-/// As documented, while the application goes on writing.
-#[tokio::test(flavor = "multi_thread")]
-async fn from_two_shards_to_four_nothing_is_lost_or_published_twice_under_load() {
-    let mut env = env(2).await;
-    env.setup().await;
-    let load = env.load(73, 500.0).await;
-    let relay = env.relay();
-    relay.wait_active_shards(2).await;
-    load.wait_committed(200).await;
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    env.ends_with(0, &["relay", "--once"]).await;
-    env.ends_with(0, &["slot", "drop"]).await;
-    load.wait_committed(100).await;
-
-    env.set_shards(4);
-    let (told, _) = env.ends_with(0, &["setup"]).await;
-    assert!(told.contains("slot tailpost_0of2 published, which is gone"), "{told}");
-    let _relay = env.relay();
-    load.wait_committed(200).await;
-    let written = load.stop().await;
-    env.wait_marked().await;
-    let stored = stored(&env, &["OUTBOX_0", "OUTBOX_1", "OUTBOX_2", "OUTBOX_3"]).await;
-    assert_eq!(stored.len(), written.committed.len());
-    assert!(stored.values().all(|count| *count == 1), "stored twice");
-    assert!(written.committed.iter().all(|it| stored.contains_key(&it.id)), "lost");
-}
-
 /// Where the stream that would tell what was published is gone, nobody guesses.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_old_stream_a_change_is_refused_while_rows_are_unmarked() {
@@ -195,4 +167,36 @@ async fn a_copy_of_the_database_may_have_another_number_of_shards() {
     let stored = stored(&env, &["OUTBOX_0", "OUTBOX_1"]).await;
     assert_eq!(stored.len(), 50, "a row with a number of the other cluster was not published");
     assert!(stored.values().all(|times| *times == 1), "published twice");
+}
+
+mod long {
+    use super::*;
+
+    /// As documented, while the application goes on writing.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn from_two_shards_to_four_nothing_is_lost_or_published_twice_under_load() {
+        let mut env = env(2).await;
+        env.setup().await;
+        let load = env.load(73, 500.0).await;
+        let relay = env.relay();
+        relay.wait_active_shards(2).await;
+        load.wait_committed(200).await;
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        env.ends_with(0, &["relay", "--once"]).await;
+        env.ends_with(0, &["slot", "drop"]).await;
+        load.wait_committed(100).await;
+
+        env.set_shards(4);
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("slot tailpost_0of2 published, which is gone"), "{told}");
+        let _relay = env.relay();
+        load.wait_committed(200).await;
+        let written = load.stop().await;
+        env.wait_marked().await;
+        let stored = stored(&env, &["OUTBOX_0", "OUTBOX_1", "OUTBOX_2", "OUTBOX_3"]).await;
+        assert_eq!(stored.len(), written.committed.len());
+        assert!(stored.values().all(|count| *count == 1), "stored twice");
+        assert!(written.committed.iter().all(|it| stored.contains_key(&it.id)), "lost");
+    }
 }

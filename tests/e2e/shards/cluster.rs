@@ -11,36 +11,6 @@ use tempfile::TempDir;
 
 const STREAMS: [&str; 2] = ["OUTBOX_0", "OUTBOX_1"];
 
-/// The server that leads one of the streams, at least, is killed.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_of_three_costs_two_shards_nothing() {
-    let mut env = TestEnv::replicated().await;
-    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.set_shards(2);
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active_shards(2).await;
-    let load = env.load(74, 500.0).await;
-    load.wait_committed(200).await;
-
-    let leader = env.nats.leader(STREAMS[0]).await.expect("the stream has a leader");
-    env.nats.node_mut(leader).kill().await.expect("kill the leader");
-    load.wait_committed(500).await;
-    let goal = load.committed();
-    let rest = env.nats.node((leader + 1) % 3).jetstream().await.expect("connect to NATS");
-    until(DEADLINE, "the others store on", async || messages(&rest).await >= Some(goal)).await;
-    env.nats.node_mut(leader).start_again().await.expect("start it again");
-
-    load.wait_committed(200).await;
-    for stream in STREAMS {
-        env.nats.wait_current(stream).await.expect("all replicas are back");
-    }
-    let tally = env.finish(load).await;
-    assert!(tally.committed > 700, "{tally}");
-    assert!(relay.exited().is_none(), "the relay is alive");
-}
-
 /// How many messages the streams have, if both have a leader.
 async fn messages(jetstream: &Context) -> Option<u64> {
     let mut sum = 0;
@@ -146,5 +116,39 @@ async fn the_cluster_that_is_documented_works_and_loses_a_server() {
     for stream in STREAMS {
         let stream = jetstream.get_stream(stream).await.expect("look up the stream");
         assert_eq!(stream.cached_info().config.num_replicas, 3);
+    }
+}
+
+mod long {
+    use super::*;
+
+    /// The server that leads one of the streams, at least, is killed.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_killed_server_of_three_costs_two_shards_nothing() {
+        let mut env = TestEnv::replicated().await;
+        env.set("TAILPOST_RELAY__ACK_TIMEOUT", "1s");
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.set_shards(2);
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active_shards(2).await;
+        let load = env.load(74, 500.0).await;
+        load.wait_committed(200).await;
+
+        let leader = env.nats.leader(STREAMS[0]).await.expect("the stream has a leader");
+        env.nats.node_mut(leader).kill().await.expect("kill the leader");
+        load.wait_committed(500).await;
+        let goal = load.committed();
+        let rest = env.nats.node((leader + 1) % 3).jetstream().await.expect("connect to NATS");
+        until(DEADLINE, "the others store on", async || messages(&rest).await >= Some(goal)).await;
+        env.nats.node_mut(leader).start_again().await.expect("start it again");
+
+        load.wait_committed(200).await;
+        for stream in STREAMS {
+            env.nats.wait_current(stream).await.expect("all replicas are back");
+        }
+        let tally = env.finish(load).await;
+        assert!(tally.committed > 700, "{tally}");
+        assert!(relay.exited().is_none(), "the relay is alive");
     }
 }

@@ -111,34 +111,6 @@ fn told_and_left_out(process: &Relay, text: &str) -> u64 {
     lines(process).into_iter().map(count).sum()
 }
 
-/// Servers that are away, and come back.
-// proves: G-LOG-1
-#[tokio::test(flavor = "multi_thread")]
-async fn servers_that_are_away_are_a_few_lines() {
-    let mut env = set_up().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let service = Service::start().await;
-    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
-    env.execute(&thousand("first", |_| "{}".into())).await;
-    crate::inbox::http::wait_processed(&env, 1000).await;
-    for round in 2..=4 {
-        env.to_nats().cut().await;
-        env.execute(&thousand(&format!("nats-{round}"), |_| "{}".into())).await;
-        env.to_postgres().cut().await;
-        // Several attempts at each.
-        let failures = || relay.log().lines().count();
-        let before = failures();
-        until(DEADLINE, "it is noticed", async || failures() > before || round > 2).await;
-        env.to_postgres().restore().await.expect("restored");
-        env.to_nats().restore().await.expect("restored");
-        crate::inbox::http::wait_processed(&env, round * 1000).await;
-    }
-    for process in [&relay, &inbox] {
-        assert_few(process);
-    }
-}
-
 /// At the most verbose level of all that is ours, and of the libraries.
 // proves: G-SECRET-1
 #[tokio::test(flavor = "multi_thread")]
@@ -174,5 +146,37 @@ async fn no_line_has_anything_of_a_payload_or_a_header_whatever_level_is_asked_f
         assert!(log.contains("DEBUG"), "it says much: {log}");
         let leaks: Vec<_> = log.lines().filter(|it| it.contains(MARKER)).take(5).collect();
         assert!(leaks.is_empty(), "{leaks:#?}");
+    }
+}
+
+mod long {
+    use super::*;
+
+    /// Servers that are away, and come back.
+    // proves: G-LOG-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn servers_that_are_away_are_a_few_lines() {
+        let mut env = set_up().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let service = Service::start().await;
+        let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+        env.execute(&thousand("first", |_| "{}".into())).await;
+        crate::inbox::http::wait_processed(&env, 1000).await;
+        for round in 2..=4 {
+            env.to_nats().cut().await;
+            env.execute(&thousand(&format!("nats-{round}"), |_| "{}".into())).await;
+            env.to_postgres().cut().await;
+            // Several attempts at each.
+            let failures = || relay.log().lines().count();
+            let before = failures();
+            until(DEADLINE, "it is noticed", async || failures() > before || round > 2).await;
+            env.to_postgres().restore().await.expect("restored");
+            env.to_nats().restore().await.expect("restored");
+            crate::inbox::http::wait_processed(&env, round * 1000).await;
+        }
+        for process in [&relay, &inbox] {
+            assert_few(process);
+        }
     }
 }

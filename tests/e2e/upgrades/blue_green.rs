@@ -106,14 +106,18 @@ async fn switched(mark: &str) {
     env.ends_with(0, &["verify"]).await;
 }
 
-// proves: G-UPGRADE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_logical_switch_over_costs_no_event() {
-    switched("row").await;
-}
+mod long {
+    use super::*;
 
-// proves: G-UPGRADE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_logical_switch_over_costs_no_event_where_watermarks_mark() {
-    switched("lean").await;
+    // proves: G-UPGRADE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_logical_switch_over_costs_no_event() {
+        switched("row").await;
+    }
+
+    // proves: G-UPGRADE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_logical_switch_over_costs_no_event_where_watermarks_mark() {
+        switched("lean").await;
+    }
 }

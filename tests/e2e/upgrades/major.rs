@@ -50,54 +50,58 @@ async fn upgraded(from: u32, to: u32) {
     assert_eq!(stored[usize::try_from(before).expect("fits")..], ids[..]);
 }
 
-// proves: G-UPGRADE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn pg_upgrade_from_15_to_17_loses_and_doubles_nothing_while_producers_write() {
-    upgraded(15, 17).await;
-}
+mod long {
+    use super::*;
 
-// proves: G-UPGRADE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn pg_upgrade_from_16_to_18_loses_and_doubles_nothing_while_producers_write() {
-    upgraded(16, 18).await;
-}
+    // proves: G-UPGRADE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn pg_upgrade_from_15_to_17_loses_and_doubles_nothing_while_producers_write() {
+        upgraded(15, 17).await;
+    }
 
-/// From 17 on `pg_upgrade` takes slots along, if nothing is left in their log, and refuses
-/// otherwise. Nobody dropped the slot, or ran `setup`.
-// proves: G-UPGRADE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_that_pg_upgrade_takes_along_is_made_anew_and_costs_no_event() {
-    let mut env = env(17, &[]).await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let mut ids = env.insert_each(50).await;
-    prepared(&env, 0, "30s").await;
-    relay.kill9().await;
-    ids.extend(env.insert_each(1).await);
-    env.postgres.stop_fast().await.expect("stop PostgreSQL");
-    let refused = env.postgres.upgrade_to(18).await.expect_err("the slot's log has an event");
-    assert!(format!("{refused:#}").contains("cannot be upgraded"), "{refused:#}");
-    env.postgres.start_again().await.expect("start PostgreSQL");
-    env.ends_with(0, &["relay", "--once"]).await;
-    // What a relay writes itself is in the log behind what it confirms. Of that, what is on the disk can
-    // be passed.
-    until(DEADLINE, "nothing is left in the slot's log", async || {
-        let end = "pg_current_wal_insert_lsn()";
-        env.execute(&format!("SELECT pg_replication_slot_advance('tailpost', {end})")).await;
-        env.confirmed().await >= env.wal_end().await
-    })
-    .await;
-    env.postgres.stop_fast().await.expect("stop PostgreSQL");
-    env.postgres.upgrade_to(18).await.expect("upgrade");
-    env.postgres.start_again().await.expect("start PostgreSQL");
-    let slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tailpost'";
-    assert_eq!(env.query::<i64>(slots).await, 1, "it was taken along");
-    ids.extend(env.insert_each(10).await);
-    let relay = env.relay();
-    relay.wait_log("copied from another cluster").await;
-    ids.extend(env.insert_each(10).await);
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    env.wait_confirmed().await;
-    env.ends_with(0, &["verify"]).await;
+    // proves: G-UPGRADE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn pg_upgrade_from_16_to_18_loses_and_doubles_nothing_while_producers_write() {
+        upgraded(16, 18).await;
+    }
+
+    /// From 17 on `pg_upgrade` takes slots along, if nothing is left in their log, and refuses
+    /// otherwise. Nobody dropped the slot, or ran `setup`.
+    // proves: G-UPGRADE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slot_that_pg_upgrade_takes_along_is_made_anew_and_costs_no_event() {
+        let mut env = env(17, &[]).await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let mut ids = env.insert_each(50).await;
+        prepared(&env, 0, "30s").await;
+        relay.kill9().await;
+        ids.extend(env.insert_each(1).await);
+        env.postgres.stop_fast().await.expect("stop PostgreSQL");
+        let refused = env.postgres.upgrade_to(18).await.expect_err("the slot's log has an event");
+        assert!(format!("{refused:#}").contains("cannot be upgraded"), "{refused:#}");
+        env.postgres.start_again().await.expect("start PostgreSQL");
+        env.ends_with(0, &["relay", "--once"]).await;
+        // What a relay writes itself is in the log behind what it confirms. Of that, what is on the disk can
+        // be passed.
+        until(DEADLINE, "nothing is left in the slot's log", async || {
+            let end = "pg_current_wal_insert_lsn()";
+            env.execute(&format!("SELECT pg_replication_slot_advance('tailpost', {end})")).await;
+            env.confirmed().await >= env.wal_end().await
+        })
+        .await;
+        env.postgres.stop_fast().await.expect("stop PostgreSQL");
+        env.postgres.upgrade_to(18).await.expect("upgrade");
+        env.postgres.start_again().await.expect("start PostgreSQL");
+        let slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tailpost'";
+        assert_eq!(env.query::<i64>(slots).await, 1, "it was taken along");
+        ids.extend(env.insert_each(10).await);
+        let relay = env.relay();
+        relay.wait_log("copied from another cluster").await;
+        ids.extend(env.insert_each(10).await);
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+        env.wait_confirmed().await;
+        env.ends_with(0, &["verify"]).await;
+    }
 }

@@ -68,39 +68,43 @@ async fn a_schema_of_before_the_first_release_is_refused_with_the_way_to_this_on
     assert_eq!(env.stored_ids().await, ids);
 }
 
-/// Migrations wait for the table, and producers behind them, no longer than their lock timeout,
-/// and where the table is free they take an instant whatever its size.
-// proves: G-UPGRADE-3
-#[tokio::test(flavor = "multi_thread")]
-async fn migrations_of_a_large_table_hold_no_producer_up() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    env.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, published_at)
+mod long {
+    use super::*;
+
+    /// Migrations wait for the table, and producers behind them, no longer than their lock timeout,
+    /// and where the table is free they take an instant whatever its size.
+    // proves: G-UPGRADE-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn migrations_of_a_large_table_hold_no_producer_up() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        env.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, published_at)
          SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{}', now() FROM generate_series(1, 200000)",
-    )
-    .await;
-    // The first, too, rewrites no table that has its columns.
-    env.execute("DELETE FROM tailpost_migrations").await;
-    let rewritten = "SELECT pg_relation_filenode('outbox_events')::bigint";
-    let before: i64 = env.query(rewritten).await;
-    let client = env.client().await;
-    let setup = env.spawn(&["setup"]);
-    let (mut longest, mut inserted) = (Duration::ZERO, 0);
-    until(DEADLINE, "set-up has ended", async || {
-        let started = Instant::now();
-        let insert = "SELECT outbox_emit('order', 'o', 'Placed', '{}')";
-        client.batch_execute(insert).await.expect("insert an event");
-        longest = longest.max(started.elapsed());
-        inserted += 1;
-        setup.stdout().contains("slot tailpost")
-    })
-    .await;
-    assert!(setup.wait_exit(DEADLINE).await.success());
-    assert!(setup.stdout().contains("created  migration 0004"), "{}", setup.stdout());
-    assert!(longest < Duration::from_secs(10), "the lock timeout of a migration: {longest:?}");
-    assert_eq!(env.query::<i64>(rewritten).await, before, "the table was not written anew");
-    assert!(inserted > 1);
-    let _relay = env.relay();
-    env.wait_marked().await;
+        )
+        .await;
+        // The first, too, rewrites no table that has its columns.
+        env.execute("DELETE FROM tailpost_migrations").await;
+        let rewritten = "SELECT pg_relation_filenode('outbox_events')::bigint";
+        let before: i64 = env.query(rewritten).await;
+        let client = env.client().await;
+        let setup = env.spawn(&["setup"]);
+        let (mut longest, mut inserted) = (Duration::ZERO, 0);
+        until(DEADLINE, "set-up has ended", async || {
+            let started = Instant::now();
+            let insert = "SELECT outbox_emit('order', 'o', 'Placed', '{}')";
+            client.batch_execute(insert).await.expect("insert an event");
+            longest = longest.max(started.elapsed());
+            inserted += 1;
+            setup.stdout().contains("slot tailpost")
+        })
+        .await;
+        assert!(setup.wait_exit(DEADLINE).await.success());
+        assert!(setup.stdout().contains("created  migration 0004"), "{}", setup.stdout());
+        assert!(longest < Duration::from_secs(10), "the lock timeout of a migration: {longest:?}");
+        assert_eq!(env.query::<i64>(rewritten).await, before, "the table was not written anew");
+        assert!(inserted > 1);
+        let _relay = env.relay();
+        env.wait_marked().await;
+    }
 }

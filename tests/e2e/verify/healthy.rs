@@ -107,49 +107,53 @@ async fn compare_without_marks(env: &TestEnv) -> Value {
     report(env, 0, &[]).await
 }
 
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_in_fenced_mode() {
-    let scene = scene(&[]).await;
-    compare_under_load(&scene).await;
-    let compared = nothing_is_found(&scene.env).await;
-    assert!(unjudged(&compared, "dropped") >= COMPARISONS as u64, "{compared}");
-}
+mod long {
+    use super::*;
 
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_in_keyed_mode() {
-    compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "keyed")]).await).await;
-}
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_in_fenced_mode() {
+        let scene = scene(&[]).await;
+        compare_under_load(&scene).await;
+        let compared = nothing_is_found(&scene.env).await;
+        assert!(unjudged(&compared, "dropped") >= COMPARISONS as u64, "{compared}");
+    }
 
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_in_poll_mode() {
-    compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "poll")]).await).await;
-}
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_in_keyed_mode() {
+        compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "keyed")]).await).await;
+    }
 
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_with_two_shards() {
-    let mut scene = scene(&[]).await;
-    scene.env.set_shards(2);
-    compare_under_load(&scene).await;
-}
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_in_poll_mode() {
+        compare_under_load(&scene(&[("TAILPOST_RELAY__MODE", "poll")]).await).await;
+    }
 
-/// Rows have no marks, and say nothing of where their events are.
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_by_watermark() {
-    let scene = scene(&[("TAILPOST_RELAY__MARK", "lean")]).await;
-    let compared = compare_without_marks(&scene.env).await;
-    assert!(compared["matched"].as_u64() > Some(200), "{compared}");
-}
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_with_two_shards() {
+        let mut scene = scene(&[]).await;
+        scene.env.set_shards(2);
+        compare_under_load(&scene).await;
+    }
 
-/// Rows are gone once they are published.
-// proves: G-VERIFY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_found_under_load_where_rows_are_deleted() {
-    let scene = scene(&[("TAILPOST_RELAY__MARK", "delete")]).await;
-    let compared = compare_without_marks(&scene.env).await;
-    assert!(unjudged(&compared, "deleted") > 200, "{compared}");
+    /// Rows are gone once they are published.
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_where_rows_are_deleted() {
+        let scene = scene(&[("TAILPOST_RELAY__MARK", "delete")]).await;
+        let compared = compare_without_marks(&scene.env).await;
+        assert!(unjudged(&compared, "deleted") > 200, "{compared}");
+    }
+
+    /// Rows have no marks, and say nothing of where their events are.
+    // proves: G-VERIFY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_is_found_under_load_by_watermark() {
+        let scene = scene(&[("TAILPOST_RELAY__MARK", "lean")]).await;
+        let compared = compare_without_marks(&scene.env).await;
+        assert!(compared["matched"].as_u64() > Some(200), "{compared}");
+    }
 }

@@ -99,64 +99,68 @@ async fn a_gap_whose_id_the_broker_knows_is_left_until_it_does_not() {
     assert_eq!(env.query::<String>(ROWS).await, before, "nothing was changed");
 }
 
-/// While a repair waits for the broker to forget, it is killed, and rows change.
-// proves: G-VERIFY-3
-#[tokio::test(flavor = "multi_thread")]
-async fn a_repair_that_is_killed_is_run_again_and_rows_that_changed_are_left_alone() {
-    let (env, _relay, ids) = published("15s", 3).await;
-    let gaps: Vec<Uuid> = ids.iter().map(|it| it[1]).collect();
-    for id in &gaps {
-        remove(&env, *id).await;
-    }
-    let words = ["verify", "--repair", "--execute", "--json"];
-    let first = env.spawn(&words);
-    first.wait_log("until the broker has forgotten").await;
-    first.kill9().await;
-    assert_eq!(env.unmarked().await, 0, "nothing was given yet");
+mod long {
+    use super::*;
 
-    let second = env.spawn(&words);
-    second.wait_log("until the broker has forgotten").await;
-    let changed = format!("UPDATE outbox_events SET stream_seq = 1 WHERE id = '{}'", gaps[0]);
-    env.execute(&changed).await;
-    let mut client = env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    let held = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
-    lock.execute(held, &[&gaps[1]]).await.expect("hold a row");
-    assert_eq!(second.wait_exit(DEADLINE).await.code(), Some(1), "{}", second.log());
-    lock.rollback().await.expect("let go");
-    let told: Value = serde_json::from_str(&second.stdout()).expect("JSON");
-    let done = &told["repair"];
-    assert_eq!((&done["given"], &done["changed"]), (&json!(1), &json!(2)), "{done}");
-    env.wait_stored(7).await;
-    let names = format!("SELECT stream_seq FROM outbox_events WHERE id = '{}'", gaps[0]);
-    assert_eq!(env.query::<i64>(&names).await, 1, "it is as somebody left it");
+    /// While a repair waits for the broker to forget, it is killed, and rows change.
+    // proves: G-VERIFY-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_repair_that_is_killed_is_run_again_and_rows_that_changed_are_left_alone() {
+        let (env, _relay, ids) = published("15s", 3).await;
+        let gaps: Vec<Uuid> = ids.iter().map(|it| it[1]).collect();
+        for id in &gaps {
+            remove(&env, *id).await;
+        }
+        let words = ["verify", "--repair", "--execute", "--json"];
+        let first = env.spawn(&words);
+        first.wait_log("until the broker has forgotten").await;
+        first.kill9().await;
+        assert_eq!(env.unmarked().await, 0, "nothing was given yet");
 
-    let done = repair(&env, 0, true).await;
-    assert_eq!((&done["given"], &done["changed"]), (&json!(2), &json!(0)), "{done}");
-    env.wait_stored(9).await;
-    wait_swept(&env).await;
-    nothing_is_found(&env).await;
-}
+        let second = env.spawn(&words);
+        second.wait_log("until the broker has forgotten").await;
+        let changed = format!("UPDATE outbox_events SET stream_seq = 1 WHERE id = '{}'", gaps[0]);
+        env.execute(&changed).await;
+        let mut client = env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        let held = "SELECT FROM outbox_events WHERE id = $1 FOR UPDATE";
+        lock.execute(held, &[&gaps[1]]).await.expect("hold a row");
+        assert_eq!(second.wait_exit(DEADLINE).await.code(), Some(1), "{}", second.log());
+        lock.rollback().await.expect("let go");
+        let told: Value = serde_json::from_str(&second.stdout()).expect("JSON");
+        let done = &told["repair"];
+        assert_eq!((&done["given"], &done["changed"]), (&json!(1), &json!(2)), "{done}");
+        env.wait_stored(7).await;
+        let names = format!("SELECT stream_seq FROM outbox_events WHERE id = '{}'", gaps[0]);
+        assert_eq!(env.query::<i64>(&names).await, 1, "it is as somebody left it");
 
-/// Rows that a watermark covers have no mark that could be taken back.
-// proves: G-VERIFY-3
-#[tokio::test(flavor = "multi_thread")]
-async fn gaps_are_repaired_by_watermark_and_in_keyed_mode() {
-    for setting in [("TAILPOST_RELAY__MARK", "lean"), ("TAILPOST_RELAY__MODE", "keyed")] {
-        let mut env = TestEnv::new().await;
-        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
-        let ids = other_modes::published(&mut env, &[setting]).await;
-        let gap = ids[2][1];
-        remove(&env, gap).await;
         let done = repair(&env, 0, true).await;
-        assert_eq!(done["given"], 1, "{setting:?}: {done}");
-        let _relay = env.relay();
-        env.wait_stored(15).await;
-        let marked =
-            format!("SELECT published_at IS NOT NULL FROM outbox_events WHERE id = '{gap}'");
-        until(DEADLINE, "it is marked", async || env.query::<bool>(&marked).await).await;
+        assert_eq!((&done["given"], &done["changed"]), (&json!(2), &json!(0)), "{done}");
+        env.wait_stored(9).await;
+        wait_swept(&env).await;
         nothing_is_found(&env).await;
-        assert_stored_once(&env, &ids, &[gap]).await;
+    }
+
+    /// Rows that a watermark covers have no mark that could be taken back.
+    // proves: G-VERIFY-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gaps_are_repaired_by_watermark_and_in_keyed_mode() {
+        for setting in [("TAILPOST_RELAY__MARK", "lean"), ("TAILPOST_RELAY__MODE", "keyed")] {
+            let mut env = TestEnv::new().await;
+            env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+            env.set("TAILPOST_RELAY__SCAN_INTERVAL", "500ms");
+            let ids = other_modes::published(&mut env, &[setting]).await;
+            let gap = ids[2][1];
+            remove(&env, gap).await;
+            let done = repair(&env, 0, true).await;
+            assert_eq!(done["given"], 1, "{setting:?}: {done}");
+            let _relay = env.relay();
+            env.wait_stored(15).await;
+            let marked =
+                format!("SELECT published_at IS NOT NULL FROM outbox_events WHERE id = '{gap}'");
+            until(DEADLINE, "it is marked", async || env.query::<bool>(&marked).await).await;
+            nothing_is_found(&env).await;
+            assert_stored_once(&env, &ids, &[gap]).await;
+        }
     }
 }

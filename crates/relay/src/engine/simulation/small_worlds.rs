@@ -251,13 +251,6 @@ fn in_a_small_world_a_crash_at_any_moment_costs_nothing() {
     explore_modes("a crash", &BOTH, CALM, budget);
 }
 
-// proves: G-OUT-1
-#[test]
-fn in_a_small_world_a_crash_costs_nothing_of_what_has_no_row() {
-    let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
-    explore_modes("no row, a crash", &BOTH, Faults { emitted: true, ..CALM }, budget);
-}
-
 // proves: G-SLOT-3
 #[test]
 fn in_a_small_world_a_slot_that_is_awaited_costs_nothing() {
@@ -271,23 +264,34 @@ fn in_a_small_world_what_is_lost_or_late_costs_nothing() {
     explore_modes("two losses, a late answer", &BOTH, CALM, budget);
 }
 
-#[test]
-fn in_a_small_world_time_that_passes_costs_nothing() {
-    let budget = Budget { commits: 1, crashes: 0, losses: 2, late: 1, ticks: 1 };
-    explore_modes("two losses, a late answer, time", &BOTH, CALM, budget);
-}
+mod long {
+    use super::*;
 
-#[test]
-fn in_a_small_world_the_fence_survives_a_crash_without_any_deduplication() {
-    let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
-    let faults = Faults { dedup: false, ..CALM };
-    explore_modes("no ids, a crash", &[Mode::Fenced], faults, budget);
-}
+    // proves: G-OUT-1
+    #[test]
+    fn in_a_small_world_a_crash_costs_nothing_of_what_has_no_row() {
+        let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
+        explore_modes("no row, a crash", &BOTH, Faults { emitted: true, ..CALM }, budget);
+    }
 
-/// The late answer as well with `SEEDS`, as in `make simulate`: it takes minutes.
-#[test]
-fn in_a_small_world_a_crash_a_loss_and_a_late_answer_cost_nothing() {
-    let late = u8::from(std::env::var_os("SEEDS").is_some());
-    let budget = Budget { commits: 2, crashes: 1, losses: 1, late, ticks: 0 };
-    explore_modes("a crash, a loss, a late answer", &BOTH, CALM, budget);
+    #[test]
+    fn in_a_small_world_time_that_passes_costs_nothing() {
+        let budget = Budget { commits: 1, crashes: 0, losses: 2, late: 1, ticks: 1 };
+        explore_modes("two losses, a late answer, time", &BOTH, CALM, budget);
+    }
+
+    #[test]
+    fn in_a_small_world_the_fence_survives_a_crash_without_any_deduplication() {
+        let budget = Budget { commits: 2, crashes: 1, losses: 0, late: 0, ticks: 0 };
+        let faults = Faults { dedup: false, ..CALM };
+        explore_modes("no ids, a crash", &[Mode::Fenced], faults, budget);
+    }
+
+    /// The late answer as well with `SEEDS`, as in `make simulate`: it takes minutes.
+    #[test]
+    fn in_a_small_world_a_crash_a_loss_and_a_late_answer_cost_nothing() {
+        let late = u8::from(std::env::var_os("SEEDS").is_some());
+        let budget = Budget { commits: 2, crashes: 1, losses: 1, late, ticks: 0 };
+        explore_modes("a crash, a loss, a late answer", &BOTH, CALM, budget);
+    }
 }
