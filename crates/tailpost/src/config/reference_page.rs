@@ -4,18 +4,19 @@
 use std::fmt::Write;
 
 use super::forms::{DURATION, SIZE};
-use super::reference::{Key, REFERENCE, is_secret, setting};
+use super::reference::{Key, REFERENCE, setting};
 use super::tests::refusal;
 
 const INTRODUCTION: &str = "\
 # Configuration
 
-Made from [docker/tailpost.toml](../docker/tailpost.toml) and from what the code accepts:
-`UPDATE_PAGES=1 cargo test -p tailpost configuration_page` writes this page.
+Generated from [docker/tailpost.toml](../docker/tailpost.toml).
 
 The file is `tailpost.toml` in the working directory, or what `--config` or `TAILPOST_CONFIG` names. A
 mistake ends the program with exit code 78, and names the line and the nearest known name.
-`GET /api/v1/config` shows the effective settings, and where each comes from.
+`GET /api/v1/config` shows the effective settings, without secrets.
+
+The default is in brackets. A setting without a type takes what its default is, or a string.
 ";
 
 #[derive(Default)]
@@ -39,23 +40,39 @@ fn wanted(path: &str) -> String {
     wanted.replace(DURATION, "a duration").replace(SIZE, "a size")
 }
 
+/// What a setting takes, in few words; nothing if its default, or that it has none, says it.
+fn brief(wanted: &str) -> String {
+    match wanted {
+        "a string" | "a duration" | "true or false" => String::new(),
+        _ => {
+            let wanted = wanted.replace("one of ", "").replace(", not an empty one", "");
+            let wanted = wanted.replace("a whole number from ", "from ");
+            format!(": {wanted}")
+        }
+    }
+}
+
 impl Page {
     fn section(&mut self, name: &str) {
         let comments = self.take_comments();
-        _ = write!(self.text, "\n## {name}\n{comments}");
+        // What stands before the first section is about all of them.
+        let (before, below) = if self.section.is_empty() {
+            (comments, String::new())
+        } else {
+            (String::new(), comments)
+        };
+        _ = write!(self.text, "{before}\n## {name}\n{below}");
         name.clone_into(&mut self.section);
     }
 
     fn setting(&mut self, name: &str, default: Option<&str>) {
         let comments = self.take_comments();
         let path = format!("{}.{name}", self.section);
-        let default = default.map_or("none".to_owned(), |it| format!("`{it}`"));
-        let secret = if is_secret(&path) { ". It is shown nowhere" } else { "" };
-        let wanted = wanted(&path);
-        _ = writeln!(
-            self.text,
-            "{comments}\n- **`{path}`**: {wanted}{secret}. Default: {default}."
-        );
+        let default = default.map_or(String::new(), |it| format!(" (`{it}`)"));
+        let wanted = brief(&wanted(&path));
+        let is_below = self.text.lines().last().is_some_and(|it| it.starts_with("- "));
+        let separator = if comments.is_empty() && is_below { "" } else { "\n" };
+        _ = writeln!(self.text, "{comments}{separator}- **`{path}`**{default}{wanted}");
     }
 
     fn comment(&mut self, line: &str) {

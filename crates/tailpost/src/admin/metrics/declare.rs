@@ -132,10 +132,10 @@ pub(super) fn one_if(holds: bool) -> f64 {
 
 // What relays and inboxes both have, from sources of their own.
 
-const OLDEST: &str = "Age of the oldest dead letter that nobody has decided about, or 0.";
+const OLDEST: &str = "Age of the oldest dead letter without a decision, or 0.";
 
 pub(super) const fn dead_letter_count<S>(read: fn(&S) -> Values<f64>) -> Metric<S> {
-    let help = "Dead letters that nobody has decided about.";
+    let help = "Dead letters without a decision.";
     gauges("dead_letter_count", Unit::Number, &["source"], help, read)
 }
 
@@ -144,23 +144,22 @@ pub(super) const fn dead_letter_oldest<S>(read: fn(&S) -> Values<f64>) -> Metric
 }
 
 pub(super) const fn dead_letters<S>(read: fn(&S) -> Values<u64>) -> Metric<S> {
-    let help = "Events that this process made dead letters, by why.";
+    let help = "Events that this process made dead letters.";
     counters("dead_letters", &["source", "reason"], help, read)
 }
 
 pub(super) const fn retention_last_success<S>(read: fn(&S) -> Option<f64>) -> Metric<S> {
-    let help = "When the last pass that deletes old rows came to its end, of any process.";
+    let help = "When old rows were last deleted, by any process.";
     gauge("retention_last_success_timestamp_seconds", Unit::Timestamp, help, read)
 }
 
 pub(super) const fn retention_deleted<S>(read: fn(&S) -> Values<u64>) -> Metric<S> {
-    let help = "What was deleted because it was kept for long enough: by this relay, or by any \
-                inbox.";
+    let help = "Old rows that were deleted, by this relay or by any inbox.";
     counters("retention_deleted", &["what"], help, read)
 }
 
 pub(super) const fn retention_overdue<S>(read: fn(&S) -> Option<f64>) -> Metric<S> {
-    let help = "1 when passes that delete old rows fail, or none succeeded for three intervals.";
+    let help = "1 while deleting old rows fails, or has not succeeded for three intervals.";
     gauge("retention_overdue", Unit::State, help, read)
 }
 
@@ -168,8 +167,7 @@ pub(super) const fn sample_age<S>(read: fn(&S) -> Option<f64>) -> Metric<S> {
     gauge(
         "sample_age_seconds",
         Unit::Seconds,
-        "Time since the servers were last asked with success for backlogs and what is counted \
-         with them; before the first time, since the process started.",
+        "Time since backlogs were last counted, or since the process started.",
         read,
     )
 }
@@ -180,12 +178,12 @@ pub(super) const fn build_info<S>(read: fn(&S) -> Values<f64>) -> Metric<S> {
 
 /// Spans that a collector took.
 pub(super) const fn spans_exported<S>(read: fn(&S) -> u64) -> Metric<S> {
-    counter("otlp_spans_exported", "Spans that the collector of traces took.", read)
+    counter("otlp_spans_exported", "Spans that the collector accepted.", read)
 }
 
 /// Spans that nobody took.
 pub(super) const fn spans_dropped<S>(read: fn(&S) -> u64) -> Metric<S> {
-    let help = "Spans that were given up: the collector was away, too slow or refused them.";
+    let help = "Dropped spans: the collector was away, too slow, or refused them.";
     counter("otlp_spans_dropped", help, read)
 }
 

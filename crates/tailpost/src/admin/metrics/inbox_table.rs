@@ -19,7 +19,7 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
         |it| Some(one_if(it.state == State::Active)),
     gauge("inbox_standby", Unit::State, "1 while another worker has the consumer."):
         |it| Some(one_if(it.state == State::Standby)),
-    counters("inbox_outcomes", &["outcome"], "Events by what became of them, and markers of the broker's, which are none."):
+    counters("inbox_outcomes", &["outcome"], "Events by outcome, and markers of the broker, which are no events."):
         |it| {
             let Summary { processed, skipped, retried, dead, released } = it.counts;
             by([
@@ -32,17 +32,16 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
             ])
         },
     counters("inbox_claims", &["result"],
-        "Claims of events by what they found. New events that share a transaction are not \
-         claimed."):
+        "Claims by result. New events that share a transaction are not claimed."):
         |it| by(it.claims.by_result()),
     counter("inbox_lease_renewals",
-        "Leases on events that were renewed while the handler was at work."):
+        "Leases that were renewed during handling."):
         |it| it.leases.renewed,
-    counter("inbox_lease_lost", "Leases on events that were lost while the handler was at work."):
+    counter("inbox_lease_lost", "Leases that were lost during handling."):
         |it| it.leases.lost,
     dead_letters(): |it| of("inbox", it.dead_letters.by_reason()),
     gauge("inbox_breaker_state", Unit::State,
-        "Whether the handler is tried: 0 closed, 1 half-open, 2 open."):
+        "State of the breaker: 0 closed, 1 half-open, 2 open."):
         |it| {
             Some(match it.handler.breaker {
                 BreakerState::Closed => 0.0,
@@ -51,14 +50,14 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
             })
         },
     counter("inbox_breaker_opened",
-        "Times the breaker opened: the handler failed whatever the event."):
+        "Times the breaker opened."):
         |it| it.handler.opened,
     gauge("inbox_inflight", Unit::Number, "Events that a handler has."): |it| Some(it.busy as f64),
-    gauge("inbox_held", Unit::Number, "Events in memory, at work or waiting for their aggregate."):
+    gauge("inbox_held", Unit::Number, "Events in memory, in handling or waiting for their aggregate."):
         |it| Some(it.held as f64),
     gauge("inbox_left", Unit::Number, "Events left in the stream behind one without progress."):
         |it| Some(it.left as f64),
-    gauge("inbox_lanes", Unit::Number, "Aggregates with an event at work or waiting."):
+    gauge("inbox_lanes", Unit::Number, "Aggregates with an event in memory."):
         |it| Some(it.lanes as f64),
     gauge("inbox_went_back_timestamp_seconds", Unit::Timestamp,
         "When the consumer last went back by itself."):
@@ -79,13 +78,13 @@ pub(super) static SAMPLED: &[Metric<Sample>] = table![
     dead_letter_oldest():
         |it| by([("inbox", it.backlog.oldest_dead_letter_seconds.unwrap_or(0.0))]),
     gauge("jetstream_consumer_pending", Unit::Number,
-        "Events of the stream that the broker has not delivered yet."):
+        "Events that the broker has not delivered yet."):
         |it| it.durable.map(|it| it.pending as f64),
     gauge("jetstream_consumer_ack_pending", Unit::Number,
-        "Events that were delivered and are not acknowledged."):
+        "Events delivered and not acknowledged."):
         |it| it.durable.map(|it| it.ack_pending as f64),
     gauge("jetstream_consumer_redelivered", Unit::Number,
-        "Events that were delivered more than once and are not acknowledged."):
+        "Events delivered more than once and not acknowledged."):
         |it| it.durable.map(|it| it.redelivered as f64),
     gauge("jetstream_consumer_idle_seconds", Unit::Seconds,
         "Time since the broker last delivered an event or took an acknowledgement."):

@@ -9,20 +9,20 @@ use super::{inbox_table, relay_table};
 const INTRODUCTION: &str = "\
 # Metrics
 
-Made from what the code declares: `UPDATE_PAGES=1 cargo test -p tailpost metrics_page` writes this page.
+Generated from the code.
 
-A relay serves its metrics at `/metrics` of `admin.listen`, an inbox at that of `admin.inbox_listen`,
-with `admin.token` if set ([docker/prometheus.yml](../docker/prometheus.yml)). The commands export
-nothing. [docker/grafana](../docker/grafana) has a dashboard, [alerts.md](alerts.md) the alerts.
+A relay serves `/metrics` at `admin.listen`, an inbox at `admin.inbox_listen`, with `admin.token` if
+set ([docker/prometheus.yml](../docker/prometheus.yml)). [docker/grafana](../docker/grafana) has a
+dashboard, [alerts.md](alerts.md) the alerts.
 
-- Every metric has the label `env` (`metrics.environment`). Those of a relay also have `pipeline`, the
-  slot and the publication, and `stream`; with several shards `shard`. Those of an inbox have
-  `consumer`, where they are about one.
-- Counters begin at 0 when the process starts. What only a server knows is read every
-  `metrics.interval`, and keeps its value while that server is away.
-- Histograms have classic buckets from 1 ms to 60 s in the text format. A Prometheus with
-  `--enable-feature=native-histograms` gets native buckets too: each bound is 9 % above the one before,
-  from 8 µs to 2.3 hours.
+- A name with `_total` is a counter, which begins at 0 with the process. Others are gauges. The end of
+  a name is the unit: `_bytes`, `_seconds`, `_timestamp_seconds` (since 1970).
+- All have the label `env` (`metrics.environment`). Those of a relay also have `pipeline` (slot and
+  publication), `stream` and, with several shards, `shard`; those of a consumer `consumer`.
+- What only a server knows is read every `metrics.interval`. It keeps its value while the server is
+  away.
+- Histograms have classic buckets from 1 ms to 60 s. With `--enable-feature=native-histograms`
+  Prometheus also gets native buckets, each bound 9 % above the one before.
 ";
 
 /// The page.
@@ -58,36 +58,19 @@ fn of_inbox() -> Vec<Declared> {
 }
 
 fn section(page: &mut String, title: &str, metrics: &[Declared]) {
-    let head = "| metric | type, unit | labels | meaning |\n|---|---|---|---|";
+    let head = "| metric | meaning |\n|---|---|";
     let _ = writeln!(page, "\n## {title}\n\n{head}");
     for it in metrics {
-        let (kind, unit, total) = (kind(it.kind), unit(it.unit), total(it.kind));
+        let (name, total, help) = (it.name, total(it.kind), it.help);
+        let histogram = if it.kind == Kind::Histogram { "Histogram. " } else { "" };
         let labels = it.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
-        let (name, labels, help) = (it.name, labels.join(", "), it.help);
-        let _ = writeln!(page, "| `tailpost_{name}{total}` | {kind}{unit} | {labels} | {help} |");
-    }
-}
-
-fn kind(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Gauge => "gauge",
-        Kind::Counter => "counter",
-        Kind::Histogram => "histogram",
+        let by = if labels.is_empty() { "" } else { &*format!(" By {}.", labels.join(", ")) };
+        let _ = writeln!(page, "| `tailpost_{name}{total}` | {histogram}{help}{by} |");
     }
 }
 
 fn total(kind: Kind) -> &'static str {
     if kind == Kind::Counter { "_total" } else { "" }
-}
-
-fn unit(unit: Unit) -> &'static str {
-    match unit {
-        Unit::Seconds => ", s",
-        Unit::Timestamp => ", s since 1970",
-        Unit::Bytes => ", bytes",
-        Unit::Number => "",
-        Unit::State => ", state",
-    }
 }
 
 /// docs/metrics.md is what the code declares.

@@ -34,10 +34,10 @@ fn seconds(at: Timestamp) -> f64 {
 
 /// Of each shard.
 pub(super) static REPLICATION: &[Metric<Status>] = table![
-    gauges("relay_role", Unit::State, &["role"], "1 for what the relay is doing."):
+    gauges("relay_role", Unit::State, &["role"], "1 for the present role."):
         |it| by(Role::ALL.map(|role| (role.name(), one_if(role == it.role)))),
     gauge("relay_last_progress_age_seconds", Unit::Seconds,
-        "Time since the relay last got on, or had nothing to do."):
+        "Time since the relay last made progress or had nothing to do."):
         |it| it.last_progress_age().map(|age| age.as_secs_f64()),
     gauge("replication_connected", Unit::State, "1 while the replication connection is up."):
         |it| Some(one_if(it.postgres_connected)),
@@ -51,14 +51,13 @@ pub(super) static REPLICATION: &[Metric<Status>] = table![
         "Position up to which everything is stored or parked."):
         |it| Some(it.resolved_lsn.0 as f64),
     gauge("replication_confirmed_flush_lsn_bytes", Unit::Bytes,
-        "Position up to which PostgreSQL may forget."):
+        "Position before which PostgreSQL may delete the log."):
         |it| Some(it.confirmed_flush_lsn.0 as f64),
     gauge("replication_lag_bytes", Unit::Bytes,
         "Log that was read and whose events are not resolved."):
         |it| Some(it.lag_bytes() as f64),
     gauge("replication_lag_seconds", Unit::Seconds,
-        "Time since the commit of the oldest event of the log that was read and is not resolved, \
-         or 0."):
+        "Time since the commit of the oldest event that was read and is not resolved, or 0."):
         |it| Some(it.lag().as_secs_f64()),
     gauge("replication_slot_retained_bytes", Unit::Bytes,
         "Log that the slot makes the server keep."):
@@ -68,8 +67,7 @@ pub(super) static REPLICATION: &[Metric<Status>] = table![
          a limit."):
         |it| slot(it, |it| it.wal_headroom_bytes.map(|bytes| bytes as f64)),
     gauge("replication_slot_wal_headroom_seconds", Unit::Seconds,
-        "Time until the slot's limit, if the log goes on growing as it does. Missing while it \
-         does not."):
+        "Time until the slot's limit at the present growth of the log. Missing without growth."):
         |it| slot(it, |it| it.wal_headroom_seconds.map(|seconds| seconds as f64)),
 ];
 
@@ -78,7 +76,7 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
     counters("outbox_published", &["result"], "Events that the broker acknowledged."):
         |it| by([("stored", it.published_total), ("duplicate", it.duplicates_total)]),
     counters("outbox_publish_failures", &["class"],
-        "Attempts to publish that failed, by whose fault it was: the broker's, or the event's."):
+        "Failed attempts to publish, by whether the broker or the event was at fault."):
         |it| {
             by([
                 ("outage", it.outages_total),
@@ -98,7 +96,7 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
     gauge("outbox_inflight_bytes", Unit::Bytes, "Bytes of the events read but not resolved."):
         |it| Some(it.in_flight_bytes as f64),
     gauges("breaker_state", Unit::State, &["target"],
-        "Whether the broker is tried: 0 closed, 1 half-open, 2 open."):
+        "State of the breaker: 0 closed, 1 half-open, 2 open."):
         |it| {
             by([(
                 "nats",
@@ -111,12 +109,12 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
         },
     counter("breaker_opened", "Times the breaker opened."): |it| it.breaker_opened_total,
     counter("outbox_missing",
-        "Rows of samples that name a message which the stream lacks, though no limit explains it."):
+        "Compared rows whose message the stream lacks, with no limit that explains it."):
         |it| it.history.missing_total,
     gauge("stream_compared_timestamp_seconds", Unit::Timestamp,
         "When rows were last compared with the stream."):
         |it| it.history.compared_at.map(seconds),
-    counter("outbox_already_stored", "Events found in the stream, and so not published again."):
+    counter("outbox_already_stored", "Events found in the stream and not published again."):
         |it| it.already_stored_total,
     counter("outbox_dropped", "Events that a route dropped."): |it| it.dropped_total,
     counter("outbox_rows_marked", "Rows marked as published."): |it| it.rows_marked_total,
@@ -124,18 +122,18 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
     counter("outbox_unlogged", "Rows that should have passed the log and did not."):
         |it| it.unlogged_total,
     counter("outbox_scan_recovered",
-        "Events that the log could not bring and the scanner published."):
+        "Events that the scanner published."):
         |it| it.scanned_total,
     counter("outbox_replayed", "Events published once more, by a replay."): |it| it.replayed_total,
     counter("outbox_batches", "Batches of messages sent to the broker."): |it| it.batches_total,
-    counter("outbox_resyncs", "Times the stream was asked for what it holds."):
+    counter("outbox_resyncs", "Times the relay read what the stream has."):
         |it| it.resyncs_total,
-    counter("outbox_strangers", "Answers that were not the stream's, and were passed over."):
+    counter("outbox_strangers", "Ignored answers that were not the stream's."):
         |it| it.strangers_total,
-    counter("outbox_foreign", "Messages of other writers met in the stream."):
+    counter("outbox_foreign", "Messages of other writers in the stream."):
         |it| it.foreign_total,
     counter("outbox_ignored_messages",
-        "Messages in PostgreSQL's log with the outbox's prefix that were not published."):
+        "Messages in the log with the outbox's prefix that were ignored."):
         |it| it.ignored_total,
     gauge("outbox_owed_rows", Unit::Number,
         "Rows of published or parked events that are locked, or whose marks the database refuses."):
@@ -168,13 +166,13 @@ pub(super) static SLOTS: &[Metric<SlotSample>] = table![
             by(names.map(|name| (name, one_if(status == name))))
         },
     gauge("replication_slot_created_timestamp_seconds", Unit::Timestamp,
-        "When a relay or a command created the slot last."):
+        "When the slot was last created."):
         |it| it.created_at.map(seconds),
     gauge("stream_lost_timestamp_seconds", Unit::Timestamp,
-        "When the stream was last found to lack messages that it had acknowledged."):
+        "When the stream was last found without messages that it had acknowledged."):
         |it| it.stream_lost_at.map(seconds),
     gauge("stream_lost_unanswered", Unit::Number,
-        "Messages that the stream has lost and no row tells of, until somebody has answered for them."):
+        "Messages that the stream has lost, no row names, and no operator has accounted for."):
         |it| Some(it.stream_lost_unanswered as f64),
 ];
 
@@ -208,10 +206,10 @@ pub(super) static REWIND: &[Metric<RewindStatus>] = table![
         "Log that only the rewind slot makes the server keep."):
         |it| Some(it.extra_bytes as f64),
     gauge("rewind_oldest_timestamp_seconds", Unit::Timestamp,
-        "What committed then or later can be replayed from the log."):
+        "Commits since then can be replayed from the log."):
         |it| it.from.map(seconds),
-    counter("rewind_made", "Times the rewind slot was made, by any process."): |it| it.made_total,
-    counter("rewind_failures", "Looks at the rewind slot that failed."): |it| it.failures_total,
+    counter("rewind_made", "Times the rewind slot was created, by any process."): |it| it.made_total,
+    counter("rewind_failures", "Failed checks of the rewind slot."): |it| it.failures_total,
 ];
 
 pub(super) static RETENTION: &[Metric<RetentionStatus>] = table![
@@ -225,13 +223,12 @@ pub(super) static RETENTION: &[Metric<RetentionStatus>] = table![
                 ("audit", it.audit_deleted_total),
             ])
         },
-    counter("retention_failures", "Attempts of this process to delete old rows that failed."):
+    counter("retention_failures", "Failed attempts of this process to delete old rows."):
         |it| it.failures_total,
     counter("partitions_dropped", "Partitions of the outbox that this process dropped."):
         |it| it.partitions_dropped_total,
     gauge("partition_horizon_seconds", Unit::Seconds,
-        "For how long inserts into the outbox have a partition; they fail afterwards. Missing \
-         without partitions."):
+        "How long inserts into the outbox have a partition. Missing without partitions."):
         |it| Some(it.partitions_until?.duration_since(Timestamp::now()).as_secs_f64()),
 ];
 
