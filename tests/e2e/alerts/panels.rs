@@ -54,7 +54,7 @@ fn the_dashboard_reads_only_what_is_declared() {
         let rest = &dashboard[at..];
         let end = rest.find(|it: char| !it.is_ascii_alphanumeric() && it != '_');
         let name = rest[..end.unwrap_or(rest.len())].trim_end_matches("_bucket");
-        assert!(page.contains(&format!("| `{name}` |")), "docs/metrics.md does not have {name}");
+        assert!(page.contains(&format!("- `{name}`: ")), "docs/metrics.md does not have {name}");
     }
 }
 

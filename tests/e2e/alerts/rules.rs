@@ -58,7 +58,7 @@ fn each_alert_has_a_unit_test_a_section_and_a_scene() {
 #[test]
 fn each_declared_metric_is_written_in_a_scene() {
     let page = file("docs/metrics.md");
-    let declared = page.lines().filter_map(|it| it.strip_prefix("| `tailpost_")?.split('`').next());
+    let declared = page.lines().filter_map(|it| it.strip_prefix("- `tailpost_")?.split('`').next());
     let declared: BTreeSet<String> = declared.map(|it| format!("tailpost_{it}")).collect();
     let scenes = [
         broker_away::WRITES,

@@ -40,15 +40,23 @@ fn wanted(path: &str) -> String {
     wanted.replace(DURATION, "a duration").replace(SIZE, "a size")
 }
 
-/// What a setting takes, in few words; nothing if its default, or that it has none, says it.
-fn brief(wanted: &str) -> String {
-    match wanted {
+/// What a setting takes, in few words; nothing of what its default says, or that it has none.
+fn brief(wanted: &str, default: Option<&str>) -> String {
+    let mut wanted = wanted.replace("one of ", "").replace(", not an empty one", "");
+    wanted = wanted.replace("a whole number from ", "from ");
+    if default.is_some()
+        && let Some((before, example)) = wanted.split_once(" such as \"")
+        && let Some((_, behind)) = example.split_once('"')
+    {
+        wanted = format!("{}{behind}", before.trim_end_matches(','));
+    }
+    if default.is_some_and(|it| it != "\"off\"") {
+        let kind = ["a duration, ", "a size, "].into_iter().find(|it| wanted.starts_with(it));
+        wanted.drain(..kind.map_or(0, str::len));
+    }
+    match &*wanted {
         "a string" | "a duration" | "true or false" => String::new(),
-        _ => {
-            let wanted = wanted.replace("one of ", "").replace(", not an empty one", "");
-            let wanted = wanted.replace("a whole number from ", "from ");
-            format!(": {wanted}")
-        }
+        _ => format!(": {wanted}"),
     }
 }
 
@@ -68,8 +76,8 @@ impl Page {
     fn setting(&mut self, name: &str, default: Option<&str>) {
         let comments = self.take_comments();
         let path = format!("{}.{name}", self.section);
+        let wanted = brief(&wanted(&path), default);
         let default = default.map_or(String::new(), |it| format!(" (`{it}`)"));
-        let wanted = brief(&wanted(&path));
         let is_below = self.text.lines().last().is_some_and(|it| it.starts_with("- "));
         let separator = if comments.is_empty() && is_below { "" } else { "\n" };
         _ = writeln!(self.text, "{comments}{separator}- **`{path}`**{default}{wanted}");

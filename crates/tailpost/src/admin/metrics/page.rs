@@ -58,14 +58,13 @@ fn of_inbox() -> Vec<Declared> {
 }
 
 fn section(page: &mut String, title: &str, metrics: &[Declared]) {
-    let head = "| metric | meaning |\n|---|---|";
-    let _ = writeln!(page, "\n## {title}\n\n{head}");
+    let _ = writeln!(page, "\n## {title}\n");
     for it in metrics {
         let (name, total, help) = (it.name, total(it.kind), it.help);
         let histogram = if it.kind == Kind::Histogram { "Histogram. " } else { "" };
         let labels = it.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
         let by = if labels.is_empty() { "" } else { &*format!(" By {}.", labels.join(", ")) };
-        let _ = writeln!(page, "| `tailpost_{name}{total}` | {histogram}{help}{by} |");
+        let _ = writeln!(page, "- `tailpost_{name}{total}`: {histogram}{help}{by}");
     }
 }
 
