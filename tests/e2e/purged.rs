@@ -141,6 +141,39 @@ async fn foreign_messages_that_are_purged_cost_no_event() {
     assert_eq!(stored, rows.iter().map(|row| row.get(0)).collect(), "an event is lost");
 }
 
+/// The broker remembers its id, and answers that it has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_message_whose_row_comes_again_is_stored_again() {
+    for mode in ["fenced", "keyed"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "5s");
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.removes_messages();
+        env.setup().await;
+        let _relay = env.relay();
+        let ids = env.insert(3).await;
+        env.wait_marked().await;
+        let removed = env.stored().await.into_iter().find(|it| it.id == ids[1]).expect("stored");
+        env.stream().await.delete_message(removed.sequence).await.expect("delete a message");
+        env.execute(&format!(
+            "CREATE TABLE kept AS SELECT id, aggregate_type, aggregate_id, event_type, payload
+                FROM outbox_events WHERE id = '{0}';
+             DELETE FROM outbox_events WHERE id = '{0}';
+             INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+                SELECT * FROM kept",
+            ids[1]
+        ))
+        .await;
+        let more = env.insert(2).await;
+        env.wait_marked().await;
+        let mut stored: Vec<_> = env.stored_ids().await;
+        let mut expected = [ids, more].concat();
+        stored.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(stored, expected, "{mode}");
+    }
+}
+
 mod long {
     use super::*;
 

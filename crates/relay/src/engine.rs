@@ -345,6 +345,10 @@ impl Engine {
                 }
                 core.effects.push_back(Effect::Broker(BrokerEffect::ReadTail { from, delay }));
             }
+            Request::LookUp { epoch, index, seq, id } => {
+                let look = BrokerEffect::LookUp { epoch, index, seq, id };
+                core.effects.push_back(Effect::Broker(look));
+            }
             Request::Park { index, dead } => {
                 if dead.blocked_by.is_none() {
                     let about = core.publishing.about(index, dead.event.id);

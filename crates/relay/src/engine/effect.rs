@@ -172,6 +172,9 @@ pub(crate) enum ClaimsEffect {
 pub(crate) enum BrokerEffect {
     /// Reads the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration },
+    /// Looks whether the event is at `seq`, as an answer says that called it a duplicate: others may
+    /// answer, and a broker remembers the ids of messages that were removed.
+    LookUp { epoch: u32, index: u64, seq: u64, id: Uuid },
     /// Goes to another server of the broker's cluster.
     LeaveServer,
 }

@@ -57,6 +57,8 @@ pub(crate) enum BrokerInput {
     /// The broker stored an event.
     /// It is at `seq`; as a duplicate, it was there before.
     Acked { epoch: u32, index: u64, seq: u64, is_duplicate: bool },
+    /// Whether the message that an answer called a duplicate is at `seq`.
+    LookedUp { epoch: u32, index: u64, seq: u64, is_there: bool },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
     /// The stream has the first `count` messages of the batch, each where it was expected.

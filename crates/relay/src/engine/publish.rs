@@ -173,8 +173,13 @@ impl Publishing {
             BrokerInput::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
                 self.refused(index, refusal);
             }
+            BrokerInput::LookedUp { epoch, index, seq, is_there } if self.link.counts(epoch) => {
+                self.looked_up(index, seq, is_there);
+            }
             // Of a period that is over.
-            BrokerInput::Acked { .. } | BrokerInput::Refused { .. } => {}
+            BrokerInput::Acked { .. }
+            | BrokerInput::LookedUp { .. }
+            | BrokerInput::Refused { .. } => {}
             BrokerInput::Stored { batch, count } => self.stored(batch, count),
             BrokerInput::Ended { batch, count, seq } => self.ended(batch, count, seq),
             BrokerInput::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
@@ -315,14 +320,34 @@ impl Publishing {
         if !(is_new || is_duplicate) || seq.saturating_sub(self.stream.known_seq()) > OTHERS_MAX {
             return self.refused(index, Refusal::ExpectedLastSequence);
         }
-        self.stream.stored(seq);
         self.link.answered(self.now);
+        if is_duplicate && entry.origin != Origin::Replay {
+            let (epoch, id) = (self.link.epoch(), entry.outgoing.event.id);
+            return self.output.requests.push_back(Request::LookUp { epoch, index, seq, id });
+        }
+        self.is_stored(index, seq, is_duplicate);
+    }
+
+    fn is_stored(&mut self, index: u64, seq: u64, is_duplicate: bool) {
+        let Some(entry) = self.window.get(index) else { return };
         self.link.stored(entry.sent.at);
+        self.stream.stored(seq);
         self.figures.counts.duplicates += u64::from(is_duplicate);
         self.note_stored(index, Some(seq), is_duplicate);
         self.batching.answered();
         if self.mode == Mode::Fenced {
             self.stream.settle();
+        }
+    }
+
+    /// The message that is said to be there already was looked for.
+    fn looked_up(&mut self, index: u64, seq: u64, is_there: bool) {
+        if self.window.get(index).is_none_or(|it| it.stage != Stage::Sent) {
+            return;
+        }
+        match is_there {
+            true => self.is_stored(index, seq, true),
+            false => self.lacks_duplicate(index, seq),
         }
     }
 

@@ -13,6 +13,8 @@ use super::notice::Notice;
 pub(crate) enum Request {
     /// Read the stream from sequence `from` to its end, after waiting for `delay`.
     ReadTail { from: u64, delay: Duration, why: String },
+    /// Look whether the event is at `seq`.
+    LookUp { epoch: u32, index: u64, seq: u64, id: Uuid },
     /// Put an event into the dead-letter table, not before the one that was asked for before it.
     Park { index: u64, dead: Dead },
     /// Write down that an event could not be published and is tried again after `pause`. Without a

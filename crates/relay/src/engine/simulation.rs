@@ -125,6 +125,8 @@ struct World {
     ends: Option<End>,
     /// The broker's memory of ids begins here in the stream.
     forgotten: usize,
+    /// And those of these, which were removed.
+    forgotten_ids: HashSet<usize>,
     answers: Vec<(u64, BrokerInput)>,
     slot_confirmed: Lsn,
     /// There is no slot yet.
@@ -205,6 +207,7 @@ impl World {
             was_keyed: faults.mode == Mode::Keyed,
             ends: None,
             forgotten: 0,
+            forgotten_ids: HashSet::new(),
             answers: Vec::new(),
             slot_confirmed: Lsn::ZERO,
             awaits_slot: false,

@@ -301,6 +301,11 @@ impl TailReader {
         Ok(event.is_replaced(self.id_at(event.seq).await?))
     }
 
+    /// Whether the message at `seq` is this event's.
+    pub(crate) async fn has(&self, seq: u64, id: Uuid) -> Result<bool, Error> {
+        Ok(self.message(seq).await?.message.is_some_and(|it| it.id == Some(id)))
+    }
+
     async fn message(&self, seq: u64) -> Result<Read, Error> {
         let answer = direct_get::read(&self.client, &self.name, seq).await?;
         let message = answer.message()?.as_ref().map(tail_message);

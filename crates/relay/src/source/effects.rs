@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{Done, Job, STREAM_IS_SHORTER, Source, within};
-use crate::engine::{BrokerEffect, Effect, End, LastEvent, Resolved};
+use crate::engine::{BrokerEffect, BrokerInput, Effect, End, LastEvent, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::reporter::Reporter;
@@ -56,10 +56,22 @@ impl Source {
                 Self::Log(log) => log.read_tail(from, delay),
                 Self::Table(table) => table.read_tail(from, delay),
             },
-            BrokerEffect::LeaveServer => leave_server(match self {
-                Self::Log(log) => log.tail(),
-                Self::Table(table) => table.tail(),
-            }),
+            BrokerEffect::LookUp { epoch, index, seq, id } => {
+                let tail = self.tail();
+                // The client bounds the time of the request. Without an answer the event is sent again.
+                Box::pin(async move {
+                    let is_there = tail.has(seq, id).await.unwrap_or(false);
+                    Ok(BrokerInput::LookedUp { epoch, index, seq, is_there }.into())
+                })
+            }
+            BrokerEffect::LeaveServer => leave_server(self.tail()),
+        }
+    }
+
+    fn tail(&self) -> TailReader {
+        match self {
+            Self::Log(log) => log.tail(),
+            Self::Table(table) => table.tail(),
         }
     }
 }

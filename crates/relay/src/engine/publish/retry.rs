@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Entry, Publishing, Refusal};
 use crate::engine::backoff;
 use crate::engine::messages::Mode;
+use crate::engine::notice::Notice;
 use crate::engine::request::Request;
 use crate::engine::window::{Origin, Stage, Tried};
 use crate::status::DeadLetterReason;
@@ -13,6 +14,9 @@ use crate::status::DeadLetterReason;
 /// Subjects that were given up on are remembered, so that many events of one subject hold the others
 /// up once and not one after the other. Beyond this many the oldest knowledge is not worth keeping.
 const GIVEN_UP_MAX: usize = 1_000;
+
+/// How long to wait with an event whose id the stream remembers, and that it does not have.
+const DUPLICATE_PAUSE: Duration = Duration::from_secs(2);
 
 /// Events that the stream does not take as it is.
 #[derive(Debug, Default, Clone)]
@@ -86,6 +90,25 @@ impl Publishing {
         (entry.stage, entry.not_before) = (Stage::Deferred, due);
         self.sending.back_to(index);
         self.retries.defer_until(due);
+    }
+
+    /// The stream does not have the message that an answer called a duplicate. The answer is not the
+    /// stream's, or the message was removed and the stream still remembers its id: until it has
+    /// forgotten that it does not store the event.
+    pub(super) fn lacks_duplicate(&mut self, index: u64, seq: u64) {
+        let Some(entry) = self.window.get(index) else { return };
+        let (id, attempts) = (entry.outgoing.event.id, entry.attempts);
+        self.stream.given_up();
+        self.wait_until(index, self.now + DUPLICATE_PAUSE);
+        let reason =
+            format!("it is said to be message {seq}, and the stream does not have it there");
+        let about = self.about(index, id);
+        let notice = Notice::TryingAgain { about, attempts, reason, pause: DUPLICATE_PAUSE };
+        self.output.requests.push_back(Request::Tell(notice));
+        if self.mode == Mode::Fenced {
+            // Everything behind it expects one message too many.
+            self.resync(Duration::ZERO, "a message that is said to be there is not".into());
+        }
     }
 
     /// The broker's user may not publish on a subject: the one message of it that was sent first

@@ -70,6 +70,38 @@ fn ack_at(state: &mut Publishing, now: Duration, index: u64) {
     state.heard(now, BrokerInput::Acked { epoch: 0, index, seq: index + 1, is_duplicate: false });
 }
 
+/// The stream says that it has the event there, and `is_there` whether it does.
+fn is_duplicate(state: &mut Publishing, index: u64, seq: u64, is_there: bool) {
+    let epoch = state.link.epoch();
+    state.heard(state.now, BrokerInput::Acked { epoch, index, seq, is_duplicate: true });
+    let asked = std::iter::from_fn(|| state.next_request()).last();
+    assert!(matches!(asked, Some(Request::LookUp { seq: at, .. }) if at == seq), "{asked:?}");
+    state.heard(state.now, BrokerInput::LookedUp { epoch, index, seq, is_there });
+}
+
+#[test]
+fn a_duplicate_that_the_stream_does_not_have_is_sent_again_until_it_takes_it() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        let mut state = Publishing::new(Start { mode, ..start(Tail::ending_at(0)) });
+        log(&mut state, 1);
+        send_all(&mut state);
+        for _ in 0..20 {
+            is_duplicate(&mut state, 0, 1, false);
+            assert_eq!((resolved(&mut state), send_all(&mut state)), (vec![], 0), "it waits");
+            for _ in 0..2 {
+                state.tick(state.now + Duration::from_secs(3));
+                if reads_of_the_tail(&mut state) > 0 {
+                    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(2)));
+                }
+            }
+            assert_eq!(send_all(&mut state), 1);
+        }
+        let epoch = state.link.epoch();
+        state.heard(state.now, BrokerInput::Acked { epoch, index: 0, seq: 3, is_duplicate: false });
+        assert_eq!(resolved(&mut state), [3], "however often, no attempt was counted");
+    }
+}
+
 /// The stream has come back without its end, and nobody has looked since.
 #[test]
 fn a_sequence_that_was_given_out_before_leads_to_a_reading_of_the_tail() {
@@ -77,7 +109,13 @@ fn a_sequence_that_was_given_out_before_leads_to_a_reading_of_the_tail() {
         let mut state = start_on(Tail::ending_at(5));
         log(&mut state, 1);
         send_all(&mut state);
-        state.heard(Duration::ZERO, BrokerInput::Acked { epoch: 0, index: 0, seq, is_duplicate });
+        match is_duplicate {
+            true => self::is_duplicate(&mut state, 0, seq, true),
+            false => state.heard(
+                Duration::ZERO,
+                BrokerInput::Acked { epoch: 0, index: 0, seq, is_duplicate },
+            ),
+        }
         assert_eq!(state.counts().resyncs, resyncs, "duplicate: {is_duplicate}");
         assert_eq!(state.counts().duplicates, u64::from(is_duplicate), "sequence {seq}");
         assert_eq!(state.unresolved(), usize::from(!is_duplicate));
@@ -262,10 +300,7 @@ fn a_duplicate_that_a_batch_swallowed_is_looked_up_and_sent_by_itself() {
     assert!(matches!(state.next_request(), Some(Request::ReadTail { .. })));
     state.heard(Duration::ZERO, BrokerInput::Tail(Tail::ending_at(2)));
     assert_eq!(parts(&mut state), [None], "its answer tells where");
-    state.heard(
-        Duration::ZERO,
-        BrokerInput::Acked { epoch: 1, index: 1, seq: 1, is_duplicate: true },
-    );
+    is_duplicate(&mut state, 1, 1, true);
     assert_eq!(resolved(&mut state), [1]);
     let send = state.next_send().expect("the other one");
     assert_eq!(send.expected, Some(2), "the duplicate took no place");
@@ -358,8 +393,7 @@ fn an_open_breaker_waits_and_a_new_connection_ends_the_wait() {
     log(&mut state, 5);
     state.heard(state.now, BrokerInput::Tail(Tail::ending_at(0)));
     assert_eq!(send_all(&mut state), 1, "a probe goes alone");
-    let epoch = state.link.epoch();
-    state.heard(state.now, BrokerInput::Acked { epoch, index: 0, seq: 1, is_duplicate: true });
+    is_duplicate(&mut state, 0, 1, true);
     assert_eq!((state.breaker().1, send_all(&mut state)), (None, 5));
 }
 

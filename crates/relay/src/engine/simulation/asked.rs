@@ -19,7 +19,7 @@ const SEEDS: u64 = 20;
 const STEPS: usize = 600;
 
 /// By their places.
-const NAMES: [&str; 46] = [
+const NAMES: [&str; 47] = [
     "Checkpoint",
     "Heartbeat",
     "LookAtSlot",
@@ -66,6 +66,7 @@ const NAMES: [&str; 46] = [
     "GiveBack",
     "LookAtTail",
     "Bug",
+    "LookUp",
 ];
 
 /// No engine is told of what it has no part for.
@@ -91,6 +92,7 @@ fn place(effect: &Effect) -> usize {
         Effect::Replay(ReplayEffect::Note(_)) => 27,
         Effect::Replay(ReplayEffect::End) => 28,
         Effect::Broker(BrokerEffect::ReadTail { .. }) => 29,
+        Effect::Broker(BrokerEffect::LookUp { .. }) => 46,
         Effect::Broker(BrokerEffect::LeaveServer) => 30,
         Effect::Confirm(_) => 31,
         Effect::Measure(_) => 32,

@@ -218,8 +218,21 @@ impl World {
     /// messages that are gone (nats-server#6782).
     fn known(&self, message: &Flying) -> Option<u64> {
         let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
-        let is_known = self.faults.dedup && at >= self.forgotten && self.is_remembered(at);
+        let is_forgotten = at < self.forgotten || self.forgotten_ids.contains(&at);
+        let is_known = self.faults.dedup && !is_forgotten && self.is_remembered(at);
         is_known.then_some(at as u64 + 1)
+    }
+
+    /// Whether the message of the event has this place. The broker forgets sooner or later what it no
+    /// longer has.
+    pub(super) fn has_message(&mut self, seq: u64, id: u128) -> bool {
+        let at = usize::try_from(seq).expect("small") - 1;
+        let is_there =
+            !self.removed.contains(&at) && self.stream.get(at).is_some_and(|it| it.id == Some(id));
+        let newest = self.stream.iter().rposition(|it| it.id == Some(id));
+        let gone = newest.filter(|it| self.removed.contains(it));
+        self.forgotten_ids.extend(gone.filter(|_| self.rng.random_bool(0.5)));
+        is_there
     }
 
     fn is_fenced_off(&self, message: &Flying) -> bool {

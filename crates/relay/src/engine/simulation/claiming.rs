@@ -272,6 +272,9 @@ impl World {
             Effect::Broker(BrokerEffect::ReadTail { .. }) => {
                 Some(BrokerInput::TailFailed("no answer".into()).into())
             }
+            Effect::Broker(BrokerEffect::LookUp { epoch, index, seq, .. }) => {
+                Some(BrokerInput::LookedUp { epoch, index, seq, is_there: false }.into())
+            }
             effect @ (Effect::Books(_)
             | Effect::Rows(_)
             | Effect::Marking(_)

@@ -203,6 +203,10 @@ impl World {
                 tail.has_grown = self.is_replaced(self.relay.last_event);
                 Some(BrokerInput::Tail(tail).into())
             }
+            Effect::Broker(BrokerEffect::LookUp { epoch, index, seq, id }) => {
+                let is_there = self.has_message(seq, id.as_u128());
+                Some(BrokerInput::LookedUp { epoch, index, seq, is_there }.into())
+            }
             Effect::Claims(effect) => self.execute_claims(effect).map(Input::from),
             Effect::Broker(BrokerEffect::LeaveServer)
             | Effect::Confirm(_)

@@ -19,6 +19,9 @@ impl World {
             Effect::Broker(BrokerEffect::ReadTail { .. }) => {
                 BrokerInput::TailFailed("silent".into()).into()
             }
+            Effect::Broker(BrokerEffect::LookUp { epoch, index, seq, .. }) => {
+                BrokerInput::LookedUp { epoch, index, seq, is_there: false }.into()
+            }
             Effect::Rows(RowsEffect::Park { batch, .. }) => {
                 let done = if batch.is_empty() { 0 } else { self.rng.random_range(0..batch.len()) };
                 let mut left = batch;

@@ -20,6 +20,7 @@ impl World {
         let (longest, end) = (self.stream.len(), self.stream.len().saturating_sub(lost));
         self.went_missing.extend(self.stream.drain(end..).filter_map(|it| it.id));
         self.removed.retain(|at| *at < end);
+        self.forgotten_ids.retain(|at| *at < end);
         if self.faults.foreign != Foreign::Never && self.rng.random_bool(0.3) {
             // Nothing tells of a loss but an event in whose place there is another message.
             let grown = self.rng.random_range(0..longest - end + 4);

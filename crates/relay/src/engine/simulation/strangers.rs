@@ -29,10 +29,14 @@ impl World {
         {
             return BrokerInput::Acked { epoch, index, seq: expected + 1, is_duplicate: false };
         }
-        match (self.rng.random_range(0..4), message.part) {
+        match (self.rng.random_range(0..5), message.part) {
             (0, _) => BrokerInput::Stranger("another stream answers".into()),
             (1, None) if is_fenced => BrokerInput::Acked { epoch, index, seq, is_duplicate: false },
             (1, Some(part)) => BrokerInput::Ended { batch: part.batch, count: 0, seq },
+            (2, None) => {
+                let seq = self.rng.random_range(1..=self.stream.len().max(1)) as u64;
+                BrokerInput::Acked { epoch, index, seq, is_duplicate: true }
+            }
             (_, None) => {
                 BrokerInput::Refused { epoch, index, refusal: self.forged_refusal(message) }
             }

@@ -229,7 +229,17 @@ fn broker_after(last: Option<&BrokerEffect>) -> Step<BrokerEffect> {
             let is_read = |it: &_| matches!(it, Done::Input(Input::Broker(BrokerInput::Tail(_))));
             (BrokerEffect::ReadTail { from: 1, delay: Duration::ZERO }, Brings(is_read))
         }
-        Some(BrokerEffect::ReadTail { .. }) => (BrokerEffect::LeaveServer, Reconnects),
+        Some(BrokerEffect::ReadTail { .. }) => {
+            let is_lacking = |it: &_| {
+                matches!(
+                    it,
+                    Done::Input(Input::Broker(BrokerInput::LookedUp { is_there: false, .. }))
+                )
+            };
+            let look = BrokerEffect::LookUp { epoch: 0, index: 0, seq: 1, id: Uuid::max() };
+            (look, Brings(is_lacking))
+        }
+        Some(BrokerEffect::LookUp { .. }) => (BrokerEffect::LeaveServer, Reconnects),
         Some(BrokerEffect::LeaveServer) => return None,
     })
 }
@@ -296,7 +306,7 @@ fn effect_after(last: Option<&Effect>, at: &Watermark, claim: Option<u32>) -> St
 }
 
 /// All of them.
-const EFFECTS: usize = 65;
+const EFFECTS: usize = 66;
 
 const CONFIRMED: &str = "SELECT confirmed_flush_lsn FROM pg_replication_slots";
 
