@@ -6,22 +6,23 @@ use std::path::Path;
 use super::{files, read, root};
 
 /// Lines of code, by crate.
-const LINES: [(&str, usize); 8] = [
+const LINES: [(&str, usize); 9] = [
+    ("console", 4658),
     ("inbox", 8641),
-    ("lab", 6496),
+    ("lab", 6530),
     ("operate", 13006),
     ("outbox", 1907),
     ("pgoutput", 481),
     ("relay", 18586),
     ("servers", 2340),
-    ("tailpost", 12690),
+    ("tailpost", 12949),
 ];
 
 /// Settings of the configuration file.
 const SETTINGS: usize = 94;
 
 /// Words of `docs/`.
-const WORDS: usize = 26_135;
+const WORDS: usize = 26_379;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;

@@ -92,6 +92,7 @@ fn nothing_is_left_for_later() {
 fn dependencies_point_one_way() {
     for (package, allowed) in [
         ("tailpost-pgoutput", &[][..]),
+        ("tailpost-console", &[]),
         ("tailpost-outbox", &[]),
         ("tailpost-servers", &["tailpost-outbox"]),
         ("tailpost-relay", &["tailpost-outbox", "tailpost-pgoutput", "tailpost-servers"]),
@@ -120,6 +121,7 @@ fn dependencies_point_one_way() {
         (
             "tailpost",
             &[
+                "tailpost-console",
                 "tailpost-inbox",
                 "tailpost-lab",
                 "tailpost-operate",

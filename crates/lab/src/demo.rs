@@ -21,10 +21,28 @@ mod summary;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use futures_util::future::BoxFuture;
 use servers::Servers;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use summary::Summary;
+
+/// What runs, for whoever shows it to a browser.
+pub struct Running {
+    /// Where the database is.
+    pub database_url: String,
+    /// Where the broker is.
+    pub nats_url: String,
+    /// The stream.
+    pub stream: String,
+    /// What the relay says of itself.
+    pub relay: watch::Receiver<relay::Status>,
+    /// The consumer's name.
+    pub consumer: &'static str,
+    /// What the consumer says of itself.
+    pub inbox: watch::Receiver<inbox::Status>,
+}
 
 /// What to show.
 pub struct Options {
@@ -37,6 +55,8 @@ pub struct Options {
     /// What a relay is configured with that is told the URLs of PostgreSQL and NATS and nothing
     /// else.
     pub relay_config: fn(database_url: String, nats_url: String) -> Result<relay::Config>,
+    /// Serves a console until the token is cancelled, and says where it is.
+    pub console: fn(Running, CancellationToken) -> BoxFuture<'static, Result<String>>,
 }
 
 impl Options {

@@ -48,7 +48,7 @@ use tracing::{info, warn};
 
 pub(crate) use self::access::Access;
 pub(crate) use self::configuration::{Shown, shown};
-use self::connections::Peer;
+pub(crate) use self::connections::{Peer, serve as serve_connections};
 pub(crate) use self::doctor_routes::Look;
 pub(crate) use self::listen::Address;
 use self::openapi::{Api, Operation};

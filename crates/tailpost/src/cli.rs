@@ -1,5 +1,6 @@
 //! The command line. The help texts are the reference for it.
 
+mod console_args;
 pub(crate) mod dlq_args;
 mod doctor_args;
 mod event_args;
@@ -23,6 +24,7 @@ use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 use crate::config::{LogFormat, Sources};
 use crate::telemetry::Verbosity;
 
+pub(crate) use console_args::ConsoleArgs;
 pub(crate) use doctor_args::{DoctorArgs, Format};
 pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
@@ -185,6 +187,11 @@ pub(crate) enum Command {
     /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
     /// with admin.token. docs/operations.md#top says what is shown.
     Top(TopArgs),
+    /// Serve the console: relays, inboxes, dead letters, events and replays as pages
+    ///
+    /// Asks them over HTTP, and has no access to database or broker. Visitors sign in with a token of
+    /// admin.tokens, or come through admin.trusted_proxy.
+    Console(ConsoleArgs),
     /// Check the whole set-up, and show what mends what is wrong
     ///
     /// Reads both servers, the tables, the slot, the stream and the consumers, and changes nothing.

@@ -1,5 +1,6 @@
 //! One file per command; what they do is in the libraries.
 
+mod console;
 mod decide;
 pub(crate) mod dlq;
 mod doctor;
@@ -33,6 +34,7 @@ pub(crate) async fn run(command: Command, settings: Settings) -> anyhow::Result<
         Command::Relay(args) => Box::pin(relay::run(&args, &settings)).await,
         Command::Status(args) => Box::pin(status::run(&args, &settings)).await,
         Command::Top(args) => Box::pin(top::run(&args, &settings)).await,
+        Command::Console(args) => Box::pin(console::run(args, &settings)).await,
         Command::Doctor(args) => Box::pin(doctor::run(&args, &settings)).await,
         Command::Wait(args) => Box::pin(wait::run(&args, &settings)).await,
         Command::Explain(args) => Box::pin(explain::run(&args, &settings)).await,

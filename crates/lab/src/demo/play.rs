@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::consumer::consume;
 use super::journal::{Journal, Latencies, Received};
 use super::servers::Servers;
-use super::{Options, shipments};
+use super::{Options, Running, shipments};
 use crate::workload::{Workload, WorkloadOptions, Written};
 
 /// Between two lines that say how things stand.
@@ -55,6 +55,7 @@ pub(super) async fn play(
     stop: &CancellationToken,
 ) -> Result<Played> {
     let mut cast = Cast::gather(servers).await?;
+    cast.show(options, servers).await?;
     let workload = WorkloadOptions {
         writers: usize::try_from(options.rate / 250)?.clamp(4, 32),
         rate: Some(f64::from(options.rate)),
@@ -116,6 +117,26 @@ impl Cast {
             format!("the inbox did not begin: {}", paused.as_deref().unwrap_or("no reason known"))
         })?;
         Ok(cast)
+    }
+
+    /// Serves the console. The demo goes on without one: its port may be taken.
+    async fn show(&self, options: &Options, servers: &Servers) -> Result<()> {
+        if options.quiet {
+            return Ok(());
+        }
+        let running = Running {
+            database_url: servers.database_url(),
+            nats_url: servers.nats_url(),
+            stream: servers.relay_config()?.stream.name,
+            relay: self.status.clone(),
+            consumer: shipments::CONSUMER,
+            inbox: self.inbox_status.clone(),
+        };
+        match (options.console)(running, self.stop.clone()).await {
+            Ok(address) => options.say(&format!("the console is at {address}")),
+            Err(error) => options.say(&format!("there is no console: {error:#}")),
+        }
+        Ok(())
     }
 
     /// Fails if relay, consumer, or inbox ended.

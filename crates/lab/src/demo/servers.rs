@@ -35,6 +35,10 @@ impl Servers {
         self.postgres.url(DATABASE)
     }
 
+    pub(super) fn nats_url(&self) -> String {
+        self.nats.url()
+    }
+
     pub(super) async fn database(&self) -> Result<tokio_postgres::Client> {
         self.postgres.client(DATABASE).await
     }

@@ -6,6 +6,8 @@ use tokio_postgres::{Client, Transaction};
 
 use super::servers::{self, Servers};
 
+/// What the inbox is called.
+pub(super) const CONSUMER: &str = "shipping";
 /// The schema of the business table as of the inbox's own.
 const SCHEMA: &str = "public";
 
@@ -58,7 +60,7 @@ pub(super) async fn inbox(
         let url = url.clone();
         async move { Ok(Connection::new(servers::connect(&url).await?)) }
     };
-    let builder = Inbox::builder("shipping").postgres(connect).nats(servers.broker().await?);
+    let builder = Inbox::builder(CONSUMER).postgres(connect).nats(servers.broker().await?);
     Ok(builder.stream(stream).schema(SCHEMA).transactional(Shipping))
 }
 

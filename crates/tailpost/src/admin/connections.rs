@@ -59,10 +59,10 @@ pub(super) struct Local(pub(super) SocketAddr);
 
 /// Where a request came from.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) IpAddr);
+pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// Serves until `stop`, then ends the connections when their requests under way are answered.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     stop: CancellationToken,

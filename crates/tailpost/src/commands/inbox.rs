@@ -5,8 +5,8 @@ pub(super) mod builder;
 mod inbox_dlq;
 mod inbox_rewind;
 pub(super) mod inbox_setup;
-mod run;
-mod sampler;
+pub(super) mod run;
+pub(super) mod sampler;
 
 use inbox::Connection;
 use operate::dead_letters::inbox_letters::DeadLetters;

@@ -1,5 +1,7 @@
 //! `demo` and `chaos`: what the lab does, told by the rules of this program.
 
+mod demo_console;
+
 use anyhow::Result;
 use lab::{chaos, demo};
 
@@ -9,7 +11,8 @@ use crate::{exit, output, shutdown};
 
 pub(super) async fn demo(args: DemoArgs) -> Result<()> {
     let DemoArgs { duration, rate, json } = args;
-    let options = demo::Options { duration, rate, quiet: json, relay_config };
+    let console = demo_console::serve;
+    let options = demo::Options { duration, rate, quiet: json, relay_config, console };
     let summary = Box::pin(demo::run(&options, &shutdown::on_signal()?)).await?;
     output::text(&summary.json()?)?;
     summary.verdict()
@@ -17,10 +20,14 @@ pub(super) async fn demo(args: DemoArgs) -> Result<()> {
 
 /// Nothing that is configured for other servers is looked at.
 fn relay_config(database_url: String, nats_url: String) -> Result<relay::Config> {
+    Ok(settings(database_url, nats_url).relay_config()?)
+}
+
+fn settings(database_url: String, nats_url: String) -> Settings {
     let mut settings = Settings::default();
     settings.postgres.url = Some(database_url);
     settings.nats.url = nats_url;
-    Ok(settings.relay_config()?)
+    settings
 }
 
 pub(super) async fn chaos(args: ChaosArgs) -> Result<()> {

@@ -142,7 +142,7 @@ fn up(status: &Status) -> (bool, &'static str) {
 }
 
 /// The checks of `tailpost doctor` for these consumers.
-fn look(settings: &Settings) -> Look {
+pub(in crate::commands) fn look(settings: &Settings) -> Look {
     let settings = Arc::new(settings.clone());
     Arc::new(move || {
         let settings = Arc::clone(&settings);

@@ -29,20 +29,24 @@ const REST_TIMES: u32 = 20;
 const REST_MAX: Duration = Duration::from_secs(60);
 
 /// Looks at the record and at the durable consumers.
-pub(super) struct Sampler {
-    pub(super) postgres: PostgresTarget,
-    pub(super) table: outbox::Table,
-    pub(super) nats: async_nats::Client,
+pub(in crate::commands) struct Sampler {
+    pub(in crate::commands) postgres: PostgresTarget,
+    pub(in crate::commands) table: outbox::Table,
+    pub(in crate::commands) nats: async_nats::Client,
     /// Names, each with its stream, and how long its handler may take.
-    pub(super) consumers: Vec<(String, String, Duration)>,
-    pub(super) statuses: BTreeMap<String, watch::Receiver<Status>>,
-    pub(super) every: Duration,
+    pub(in crate::commands) consumers: Vec<(String, String, Duration)>,
+    pub(in crate::commands) statuses: BTreeMap<String, watch::Receiver<Status>>,
+    pub(in crate::commands) every: Duration,
 }
 
 impl Sampler {
     /// Runs until `stop`. Servers that do not answer leave the last figures as they are, and
     /// [`Samples::taken`] says how old those are.
-    pub(super) async fn run(self, samples: watch::Sender<Samples>, stop: CancellationToken) {
+    pub(in crate::commands) async fn run(
+        self,
+        samples: watch::Sender<Samples>,
+        stop: CancellationToken,
+    ) {
         let (mut consumers, mut moved) = (None, BTreeMap::new());
         loop {
             let began = Instant::now();

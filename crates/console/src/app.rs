@@ -1,0 +1,276 @@
+//! What all requests share, and how they ask upstreams.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::http::HeaderMap;
+use hyper::{Method, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::client::{AskError, Client, Token};
+use crate::operations::Operations;
+use crate::problem::Problem;
+use crate::sessions::{Role, Sessions, secret};
+use crate::settings::{Kind, Settings};
+use crate::state::picture::Picture;
+use crate::visitor::{Peer, Theme, Visitor, cookie, only, session_cookies};
+use crate::watch::Watch;
+
+pub(crate) struct App {
+    pub(crate) settings: Settings,
+    pub(crate) clients: Vec<Arc<Client>>,
+    pub(crate) watch: Watch,
+    pub(crate) sessions: Sessions,
+    /// What forms carry where there are no sessions.
+    pub(crate) form_token: Arc<str>,
+    pub(crate) operations: Mutex<Operations>,
+    /// What the console's own tokens are good for, and when they were shown.
+    own_role: tokio::sync::Mutex<Option<(Instant, Role)>>,
+}
+
+/// How long that is believed.
+const OWN_ROLE_AGE: Duration = Duration::from_secs(60);
+
+impl App {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let (mut relays, mut inboxes) = (Vec::new(), Vec::new());
+        let clients = settings.upstreams.iter().map(|upstream| {
+            let (names, name) = match upstream.kind {
+                Kind::Relay => (&mut relays, "relay"),
+                Kind::Inbox => (&mut inboxes, "inbox"),
+            };
+            let key = match names.len() {
+                0 => name.to_owned(),
+                others => format!("{name}-{}", others + 1),
+            };
+            names.push(key.clone());
+            Arc::new(Client::new(key, upstream.clone()))
+        });
+        let clients = clients.collect();
+        let watch = Watch::new(Picture::new(relays, inboxes));
+        Self {
+            settings,
+            clients,
+            watch,
+            sessions: Sessions::default(),
+            form_token: secret().into(),
+            operations: Mutex::default(),
+            own_role: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The source that is called so.
+    pub(crate) fn source(&self, key: &str) -> Result<Source<'_>, Problem> {
+        let client = self.clients.iter().find(|it| it.key == key);
+        let client = client.ok_or_else(|| Problem::not_found("no relay or inbox has this name"))?;
+        Ok(Source { app: self, client })
+    }
+
+    pub(crate) fn sources(&self, kind: Kind) -> impl Iterator<Item = Source<'_>> {
+        self.clients
+            .iter()
+            .filter(move |it| it.kind == kind)
+            .map(|client| Source { app: self, client })
+    }
+
+    /// Finds out who sent these headers.
+    pub(crate) async fn visitor(&self, headers: &HeaderMap, peer: Option<Peer>) -> Option<Visitor> {
+        let theme = Theme::of(headers);
+        let form_token = Arc::clone(&self.form_token);
+        if let Some(proxy) = &self.settings.proxy {
+            let is_trusted = peer.is_some_and(|it| (proxy.trusts)(it.0));
+            let name = only(headers, proxy.user_header.as_str()).filter(|_| is_trusted)?;
+            let name = Some(name.chars().take(200).collect());
+            let role = self.own_role().await;
+            return Some(Visitor { role, is_known: true, name, form_token, token: None, theme });
+        }
+        if !self.settings.needs_sign_in() {
+            let role = self.own_role().await;
+            return Some(Visitor {
+                role,
+                is_known: true,
+                name: None,
+                form_token,
+                token: None,
+                theme,
+            });
+        }
+        let id = session_cookies().into_iter().find_map(|it| cookie(headers, it))?;
+        let mut session = self.sessions.get(id)?;
+        if session.is_to_be_checked() {
+            match self.role_of(&session.token).await {
+                Ok(Some(role)) => {
+                    self.sessions.confirm(id, role);
+                    session.role = role;
+                }
+                // The token is gone from its file.
+                Ok(None) => {
+                    self.sessions.end(id);
+                    return None;
+                }
+                // No upstream can say so now. None can be changed either.
+                Err(_) => {}
+            }
+        }
+        Some(Visitor {
+            role: session.role,
+            is_known: true,
+            name: None,
+            form_token: session.form_token,
+            token: Some(session.token),
+            theme,
+        })
+    }
+
+    pub(crate) fn nobody(&self, theme: Theme) -> Visitor {
+        Visitor::nobody(Arc::clone(&self.form_token), theme)
+    }
+
+    pub(crate) fn may_change(&self, visitor: &Visitor) -> bool {
+        visitor.role >= Role::Operator && !self.settings.read_only
+    }
+
+    /// What the console itself may do, for visitors without a token of their own. A viewer, as long as
+    /// nobody says more.
+    pub(crate) async fn own_role(&self) -> Role {
+        let mut known = self.own_role.lock().await;
+        if let Some((_, role)) = known.filter(|(at, _)| at.elapsed() < OWN_ROLE_AGE) {
+            return role;
+        }
+        let mut best = None;
+        for client in &self.clients {
+            let source = Source { app: self, client };
+            best = best.max(source.role_of(&Token::Own).await.ok().flatten());
+        }
+        if let Some(role) = best {
+            *known = Some((Instant::now(), role));
+        }
+        best.unwrap_or(Role::Viewer)
+    }
+
+    /// What a token is good for, by asking each upstream. `None` if no upstream knows it.
+    ///
+    /// # Errors
+    ///
+    /// If no upstream knows it, and one of them did not answer.
+    pub(crate) async fn role_of(&self, token: &Arc<str>) -> Result<Option<Role>, AskError> {
+        let (mut best, mut failed) = (None, None);
+        for client in &self.clients {
+            let source = Source { app: self, client };
+            match source.role_of(&Token::Of(Arc::clone(token))).await {
+                Ok(role) => best = best.max(role),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (best, failed) {
+            (None, Some(error)) => Err(error),
+            (best, _) => Ok(best),
+        }
+    }
+}
+
+/// The processes behind one URL, as a request asks them.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    app: &'a App,
+    pub(crate) client: &'a Arc<Client>,
+}
+
+impl Source<'_> {
+    pub(crate) fn key(&self) -> &str {
+        &self.client.key
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.client.kind
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(
+        &self,
+        visitor: &Visitor,
+        path: &str,
+    ) -> Result<T, AskError> {
+        let address = self.address().await?;
+        self.client.get(address, &format!("/api/v1/{path}"), &visitor.token()).await
+    }
+
+    /// Sends a change in the visitor's name.
+    pub(crate) async fn change<T: DeserializeOwned>(
+        &self,
+        visitor: &Visitor,
+        method: Method,
+        path: &str,
+        mut body: Value,
+    ) -> Result<T, Problem> {
+        if let (Some(name), Some(fields)) = (&visitor.name, body.as_object_mut()) {
+            fields.insert("by".into(), json!(name));
+        }
+        let address = self.address().await?;
+        let path = format!("/api/v1/{path}");
+        let changed = self.client.change((method, address, &path), &visitor.token(), &body).await;
+        self.app.watch.hurry();
+        Ok(changed?)
+    }
+
+    /// Of several processes the active one, else one that answers, else any.
+    async fn address(&self) -> Result<SocketAddr, AskError> {
+        let addresses = self.client.addresses().await?;
+        let best = self.app.watch.see(|picture| {
+            let relay = picture.relay(self.key()).and_then(|it| {
+                let active = it.shards().into_iter().map(|(address, _)| address.to_owned());
+                active.into_iter().next()
+            });
+            relay.or_else(|| {
+                let inbox = picture.inboxes.iter().find(|it| it.key == self.client.key)?;
+                inbox.processes.iter().find(|it| it.is_up()).map(|it| it.address.clone())
+            })
+        });
+        let best = best.and_then(|best| addresses.iter().find(|it| it.to_string() == best));
+        best.or(addresses.first()).copied().ok_or(AskError::Unknown { authority: String::new() })
+    }
+
+    /// The API does not say who somebody is. It refuses before it reads what is asked for, so that a
+    /// question and a change that mean nothing tell the role.
+    async fn role_of(&self, token: &Token) -> Result<Option<Role>, AskError> {
+        let address = self.address().await?;
+        let refusal = |asked: Result<Value, AskError>| match asked {
+            Ok(_) => Ok(StatusCode::OK),
+            Err(AskError::Refused { status, .. }) => Ok(status),
+            Err(error) => Err(error),
+        };
+        match refusal(self.client.get(address, "/api/v1/config", token).await)? {
+            StatusCode::UNAUTHORIZED => return Ok(None),
+            StatusCode::FORBIDDEN => {}
+            _ => return Ok(Some(Role::Admin)),
+        }
+        let path = match self.kind() {
+            Kind::Relay => "/api/v1/replays",
+            Kind::Inbox => "/api/v1/consumers/-/resume",
+        };
+        // A list is no change.
+        let nothing: &[u8; 0] = &[];
+        let asked = self.client.change((Method::POST, address, path), token, nothing).await;
+        match refusal(asked)? {
+            StatusCode::FORBIDDEN => Ok(Some(Role::Viewer)),
+            StatusCode::UNAUTHORIZED => Ok(None),
+            _ => Ok(Some(Role::Operator)),
+        }
+    }
+}
+
+/// The fields of a change that is made for a reason, if there is one.
+pub(crate) fn change(why: Option<&str>) -> Value {
+    let why = why.map(str::trim).filter(|it| !it.is_empty());
+    why.map_or_else(|| json!({}), |why| json!({ "why": why }))
+}
+
+/// A body of such fields, for a change that has more.
+pub(crate) fn with(mut change: Value, name: &str, value: &impl Serialize) -> Value {
+    if let (Some(fields), Ok(value)) = (change.as_object_mut(), serde_json::to_value(value)) {
+        fields.insert(name.to_owned(), value);
+    }
+    change
+}

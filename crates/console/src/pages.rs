@@ -1,0 +1,13 @@
+//! The pages: each a template, a struct with what it shows, and a function.
+
+pub(crate) mod consumer;
+pub(crate) mod consumers;
+pub(crate) mod dead_letters;
+pub(crate) mod event;
+pub(crate) mod events;
+pub(crate) mod letter;
+pub(crate) mod letter_changes;
+pub(crate) mod overview;
+pub(crate) mod replay;
+pub(crate) mod sign_in;
+pub(crate) mod work;

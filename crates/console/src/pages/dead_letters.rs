@@ -1,0 +1,376 @@
+//! What failed, why, and what now.
+
+use std::sync::{Arc, PoisonError};
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use futures_util::future::join_all;
+use hyper::Method;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::app::{App, Source, change, with};
+use crate::fields::Fields;
+use crate::frame::{Frame, Place, page};
+use crate::operations::Operation;
+use crate::problem::Problem;
+use crate::settings::Kind;
+use crate::state::answers::{Group, Letter, Letters, Started};
+use crate::state::figures::short;
+use crate::state::needs::filter;
+use crate::state::plan::{self, LetterPlan, Verb, escape};
+use crate::visitor::Visitor;
+
+/// Letters of a page of one queue.
+const PAGE: u32 = 50;
+/// Letters of each queue while none is chosen.
+const NEWEST: u32 = 15;
+/// How many a second a requeue begins with.
+const RATE: u32 = 50;
+
+/// Which letters are meant. It stands in the address, and survives every action.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Filter {
+    pub(crate) source: String,
+    pub(crate) consumer: String,
+    pub(crate) reason: String,
+    pub(crate) aggregate: String,
+    #[serde(rename = "type")]
+    pub(crate) event_type: String,
+    pub(crate) cursor: String,
+    pub(crate) action: Option<Verb>,
+    pub(crate) rate: String,
+}
+
+impl Filter {
+    /// What the API is asked for.
+    fn query(&self, limit: u32) -> String {
+        let mut query = format!("limit={limit}");
+        for (name, value) in self.parts() {
+            query.push_str(&format!("&{name}={}", escape(value)));
+        }
+        query
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [
+            ("consumer", &self.consumer),
+            ("reason", &self.reason),
+            ("aggregate", &self.aggregate),
+            ("type", &self.event_type),
+            ("cursor", &self.cursor),
+        ];
+        // A reason may end in a space that matters.
+        all.into_iter().filter(|(_, it)| !it.trim().is_empty()).map(|(name, it)| (name, &**it))
+    }
+
+    /// The same letters in an address of the console.
+    pub(crate) fn address(&self) -> String {
+        let mut address = format!("source={}", escape(&self.source));
+        for (name, value) in self.parts().filter(|(name, _)| *name != "cursor") {
+            address.push_str(&format!("&{name}={}", escape(value)));
+        }
+        address
+    }
+
+    fn with_cursor(&self, cursor: &str) -> String {
+        format!("{}&cursor={}", self.address(), escape(cursor))
+    }
+
+    /// In words.
+    pub(crate) fn says(&self) -> Vec<(&'static str, String)> {
+        let parts = self.parts().filter(|(name, _)| *name != "cursor");
+        parts.map(|(name, it)| (name, short(it.trim(), 120))).collect()
+    }
+
+    /// As the API takes it for work on many. `None` for what it cannot say.
+    fn body(&self) -> Value {
+        let mut body = json!({});
+        if let Some((kind, id)) = self.aggregate.split_once(':') {
+            body = with(body, "aggregate", &json!({ "kind": kind, "id": id }));
+        }
+        if !self.event_type.is_empty() {
+            body = with(body, "event_type", &self.event_type);
+        }
+        if !self.reason.is_empty() {
+            body = with(body, "reason", &self.reason);
+        }
+        body
+    }
+}
+
+/// A cause, with how many it has.
+struct GroupRow {
+    source: String,
+    group: Group,
+    address: String,
+    is_chosen: bool,
+    can_all: bool,
+}
+
+impl GroupRow {
+    fn is_follower(&self) -> bool {
+        plan::is_of_followers(&self.group.fingerprint)
+    }
+
+    fn cause(&self) -> String {
+        short(&plan::cause(&self.group.fingerprint), 200)
+    }
+}
+
+/// A letter in a list.
+pub(crate) struct LetterRow {
+    pub(crate) source: String,
+    pub(crate) letter: Letter,
+}
+
+impl LetterRow {
+    pub(crate) fn path(&self) -> String {
+        letter_path(&self.source, &self.letter)
+    }
+
+    /// What a box that selects it has.
+    pub(crate) fn value(&self) -> String {
+        let consumer = self.letter.consumer.clone().unwrap_or_default();
+        format!("{} {} {consumer}", self.source, self.letter.id)
+    }
+
+    pub(crate) fn aggregate(&self) -> String {
+        short(&self.letter.aggregate().unwrap_or_else(|| "–".into()), 80)
+    }
+
+    pub(crate) fn reason(&self) -> String {
+        short(&self.letter.reason, 200)
+    }
+
+    pub(crate) fn queue(&self) -> String {
+        self.letter.consumer.clone().unwrap_or_else(|| "outbox".into())
+    }
+
+    pub(crate) fn kind(&self) -> String {
+        short(self.letter.event_type.as_deref().unwrap_or("–"), 80)
+    }
+}
+
+/// Where the page of a letter is.
+pub(crate) fn letter_path(source: &str, letter: &Letter) -> String {
+    let consumer = letter.consumer.as_ref().map(|it| format!("?consumer={}", escape(it)));
+    format!("/dead-letters/{source}/{}{}", letter.id, consumer.unwrap_or_default())
+}
+
+/// A queue that can be chosen.
+struct QueueRow {
+    source: String,
+    name: String,
+    total: u64,
+}
+
+#[derive(Template)]
+#[template(path = "dead_letters.html")]
+struct DeadLetters {
+    frame: Frame,
+    filter: Filter,
+    total: u64,
+    groups: Vec<GroupRow>,
+    queues: Vec<QueueRow>,
+    rows: Vec<LetterRow>,
+    next: Option<String>,
+    problems: Vec<(String, Problem)>,
+    is_one_queue: bool,
+    can_all: bool,
+}
+
+pub(crate) async fn dead_letters(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Query(filter): Query<Filter>,
+) -> Result<Response, Problem> {
+    let sources: Vec<Source<'_>> = match &*filter.source {
+        "" => app.sources(Kind::Relay).chain(app.sources(Kind::Inbox)).collect(),
+        key => vec![app.source(key)?],
+    };
+    let is_one_queue = sources.len() == 1;
+    let limit = if is_one_queue { PAGE } else { NEWEST };
+    let asked = join_all(sources.iter().map(|it| list(it, &visitor, &filter, limit))).await;
+    app.watch.freshen().await;
+    let frame = Frame::new(&app, &visitor, Place::DeadLetters, "Dead letters");
+    let mut shown = DeadLetters {
+        queues: queues(&app),
+        frame,
+        total: 0,
+        groups: Vec::new(),
+        rows: Vec::new(),
+        next: None,
+        problems: Vec::new(),
+        is_one_queue,
+        can_all: is_one_queue && sources[0].kind() == Kind::Relay,
+        filter,
+    };
+    for (source, letters) in sources.iter().zip(asked) {
+        match letters {
+            Ok(letters) => shown.add(source, letters),
+            Err(problem) => shown.problems.push((source.key().to_owned(), problem)),
+        }
+    }
+    // What others wait for comes first, however many wait.
+    shown.groups.sort_by_key(|it| (it.is_follower(), std::cmp::Reverse(it.group.count)));
+    shown.rows.sort_by_key(|it| std::cmp::Reverse(it.letter.dead_at));
+    page(&shown)
+}
+
+async fn list(
+    source: &Source<'_>,
+    visitor: &Visitor,
+    filter: &Filter,
+    limit: u32,
+) -> Result<Letters, Problem> {
+    let queue = queue_of(source.kind());
+    let path = format!("{queue}/dead-letter?{}", filter.query(limit));
+    Ok(source.get(visitor, &path).await?)
+}
+
+pub(crate) fn verb_of(name: &str) -> Result<Verb, Problem> {
+    let all = [Verb::Requeue, Verb::Discard, Verb::Reject];
+    let found = all.into_iter().find(|it| it.name() == name);
+    found.ok_or_else(|| Problem::bad("a dead letter is requeued, discarded or rejected"))
+}
+
+/// The part of the path that says whose dead letters are meant.
+pub(crate) fn queue_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Relay => "outbox",
+        Kind::Inbox => "inbox",
+    }
+}
+
+impl DeadLetters {
+    fn add(&mut self, source: &Source<'_>, letters: Letters) {
+        let key = source.key().to_owned();
+        self.total += letters.total;
+        let group = |group: Group| {
+            let mut address = filter(&key, &group);
+            if !self.filter.consumer.is_empty() {
+                address.push_str(&format!("&consumer={}", escape(&self.filter.consumer)));
+            }
+            let is_chosen = self.filter.reason == plan::literal(&group.fingerprint);
+            let can_all = source.kind() == Kind::Relay;
+            GroupRow { source: key.clone(), address, is_chosen, can_all, group }
+        };
+        self.groups.extend(letters.groups.into_iter().map(group));
+        let row = |letter| LetterRow { source: key.clone(), letter };
+        self.rows.extend(letters.dead_letters.into_iter().map(row));
+        self.next = letters.next.filter(|_| self.is_one_queue);
+    }
+}
+
+/// Every queue, with how many the poller counted.
+fn queues(app: &App) -> Vec<QueueRow> {
+    app.watch.see(|picture| {
+        let relays = picture.relays.iter().map(|it| QueueRow {
+            source: it.key.clone(),
+            name: if picture.relays.len() == 1 { "outbox".into() } else { it.key.clone() },
+            total: it.books.letters.total,
+        });
+        let inboxes = picture.inboxes.iter().map(|it| QueueRow {
+            source: it.key.clone(),
+            name: it.key.clone(),
+            total: it.books.letters.total,
+        });
+        relays.chain(inboxes).collect()
+    })
+}
+
+#[derive(Template)]
+#[template(path = "letter_plan.html")]
+struct PlanPage {
+    frame: Frame,
+    filter: Filter,
+    verb: Verb,
+    plan: LetterPlan,
+    letters: Letters,
+    rate: u32,
+}
+
+/// What would be done to all that match.
+pub(crate) async fn plan_letters(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Query(filter): Query<Filter>,
+) -> Result<Response, Problem> {
+    let source = app.source(&filter.source)?;
+    if source.kind() == Kind::Inbox {
+        let detail = "an inbox works on one dead letter at a time over HTTP";
+        let hint = "`tailpost inbox dlq requeue` works on all that match a filter";
+        return Err(Problem::bad(detail).hint(hint));
+    }
+    let verb = filter.action.unwrap_or(Verb::Requeue);
+    let letters = list(&source, &visitor, &filter, 0).await?;
+    let rate = filter.rate.trim().parse().ok().filter(|it| *it > 0).unwrap_or(RATE);
+    let plan = plan::letters(verb, &letters, Some(rate));
+    let title = format!("{} dead letters", verb.title());
+    let frame = Frame::new(&app, &visitor, Place::DeadLetters, &title);
+    page(&PlanPage { frame, filter, verb, plan, letters, rate })
+}
+
+/// Begins work on all that match. The relay does it.
+pub(crate) async fn work_on_letters(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    let get = |name| fields.raw(name).unwrap_or_default().to_owned();
+    let filter = Filter {
+        source: get("source"),
+        reason: get("reason"),
+        aggregate: get("aggregate"),
+        event_type: get("type"),
+        ..Filter::default()
+    };
+    let verb = verb_of(&get("action"))?;
+    let source = app.source(&filter.source)?;
+    let letters = list(&source, &visitor, &filter, 0).await?;
+    let plan = plan::letters(verb, &letters, None);
+    let typed = fields.get("typed").map(|it| it.replace(',', ""));
+    if plan.typed && typed != Some(plan.total.to_string()) {
+        let detail = format!("type how many there are: {}", plan.total);
+        return Err(Problem::bad(detail).hint("they may be more than when the plan was made"));
+    }
+    let why = fields.get("why");
+    if verb.is_final() && why.is_none() {
+        return Err(Problem::bad("what is for good needs a reason: say why"));
+    }
+    let body = with(change(why), "action", &verb.name());
+    let body = with(with(body, "filter", &filter.body()), "rate", &fields.number("rate")?);
+    let path = "outbox/dead-letter/operations";
+    let started: Started = source.change(&visitor, Method::POST, path, body).await?;
+    let says: Vec<_> = filter.says().into_iter().map(|(name, it)| format!("{name} {it}")).collect();
+    let which = if says.is_empty() { "all".into() } else { says.join(", ") };
+    let what = format!("{} dead letters: {which}", verb.name());
+    let operation = Operation { source: filter.source, number: started.operation, what };
+    app.operations.lock().unwrap_or_else(PoisonError::into_inner).add(operation);
+    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_is_the_same_in_every_form() {
+        let filter = Filter {
+            source: "relay".into(),
+            reason: "payload exceeds ".into(),
+            aggregate: "order:a/b:c".into(),
+            ..Filter::default()
+        };
+        let address = "source=relay&reason=payload%20exceeds%20&aggregate=order%3Aa%2Fb%3Ac";
+        assert_eq!(filter.address(), address);
+        assert_eq!(filter.query(50).replace("limit=50", "source=relay"), address);
+        let body = json!({
+            "aggregate": { "kind": "order", "id": "a/b:c" }, "reason": "payload exceeds "
+        });
+        assert_eq!(filter.body(), body);
+    }
+}

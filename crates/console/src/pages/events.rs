@@ -1,0 +1,143 @@
+//! Finds an event.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use serde::{Deserialize, Serialize};
+
+use crate::app::App;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::settings::Kind;
+use crate::state::answers::{Events, FoundEvent};
+use crate::state::figures::short;
+use crate::state::plan::escape;
+use crate::visitor::Visitor;
+
+const PAGE: u32 = 50;
+
+/// What is looked for.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Search {
+    /// One field for what a person has at hand: an id, or an aggregate.
+    q: String,
+    source: String,
+    #[serde(rename = "type")]
+    event_type: String,
+    state: String,
+    cursor: String,
+}
+
+impl Search {
+    fn id(&self) -> Option<&str> {
+        let text = self.q.trim();
+        let is_id = text.len() == 36 && text.bytes().all(|it| it.is_ascii_hexdigit() || it == b'-');
+        is_id.then_some(text)
+    }
+
+    /// Without the page.
+    fn address(&self) -> String {
+        let parts = [
+            ("q", &self.q),
+            ("source", &self.source),
+            ("type", &self.event_type),
+            ("state", &self.state),
+        ];
+        let parts = parts.iter().filter(|(_, it)| !it.is_empty());
+        parts.map(|(name, it)| format!("{name}={}", escape(it))).collect::<Vec<_>>().join("&")
+    }
+
+    fn query(&self) -> String {
+        let parts = [
+            ("aggregate", &self.q),
+            ("type", &self.event_type),
+            ("state", &self.state),
+            ("cursor", &self.cursor),
+        ];
+        let mut query = format!("limit={PAGE}");
+        for (name, value) in parts.iter().filter(|(_, it)| !it.trim().is_empty()) {
+            query.push_str(&format!("&{name}={}", escape(value.trim())));
+        }
+        query
+    }
+}
+
+struct EventRow {
+    event: FoundEvent,
+    source: String,
+}
+
+impl EventRow {
+    fn aggregate(&self) -> String {
+        let (kind, id) = (&self.event.aggregate_type, &self.event.aggregate_id);
+        let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "–".into());
+        short(&format!("{}:{}", text(kind), text(id)), 80)
+    }
+
+    fn kind(&self) -> String {
+        short(self.event.event_type.as_deref().unwrap_or("–"), 80)
+    }
+
+    fn is_well(&self) -> bool {
+        self.event.state == "published"
+    }
+}
+
+#[derive(Template)]
+#[template(path = "events.html")]
+struct EventsPage {
+    frame: Frame,
+    search: Search,
+    sources: Vec<String>,
+    rows: Vec<EventRow>,
+    next: Option<String>,
+    problem: Option<Problem>,
+}
+
+pub(crate) async fn events(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Query(mut search): Query<Search>,
+) -> Result<Response, Problem> {
+    if let Some(id) = search.id() {
+        return Ok(Redirect::to(&format!("{}/events/{id}", app.settings.base_path)).into_response());
+    }
+    let sources: Vec<_> = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
+    if search.source.is_empty() {
+        search.source = sources.first().cloned().unwrap_or_default();
+    }
+    let (mut rows, mut next, mut problem) = (Vec::new(), None, None);
+    let asked = match app.source(&search.source) {
+        Ok(source) => {
+            let path = format!("events?{}", search.query());
+            source.get::<Events>(&visitor, &path).await.map_err(Problem::from)
+        }
+        Err(_) => Err(Problem::bad("the console was given no --relay-url, so it finds no events")),
+    };
+    match asked {
+        Ok(found) => {
+            let of = |event| EventRow { event, source: search.source.clone() };
+            rows = found.events.into_iter().map(of).collect();
+            next = found.next;
+        }
+        Err(error) => problem = Some(error),
+    }
+    let frame = Frame::new(&app, &visitor, Place::Events, "Events");
+    page(&EventsPage { frame, search, sources, rows, next, problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_told_from_an_aggregate() {
+        let search = |q: &str| Search { q: q.into(), ..Search::default() };
+        assert!(search(" 0198f3f0-0000-7000-8000-000000000000 ").id().is_some());
+        assert!(search("order:o-17").id().is_none());
+        assert_eq!(search("order:a/b").query(), "limit=50&aggregate=order%3Aa%2Fb");
+    }
+}

@@ -1,0 +1,152 @@
+//! One dead letter.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::dead_letters::{Filter, LetterRow, queue_of};
+use crate::app::{App, Source};
+use crate::fields::Fields;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::settings::Kind;
+use crate::state::answers::{Letter, LetterDetail, Letters};
+use crate::state::plan::escape;
+use crate::visitor::Visitor;
+
+/// Dead letters of the same aggregate that are listed.
+const NEIGHBOURS: u32 = 20;
+
+/// Of several consumers that have the event as a dead letter, which.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Whose {
+    pub(crate) consumer: String,
+}
+
+impl Whose {
+    fn query(&self) -> String {
+        if self.consumer.is_empty() {
+            String::new()
+        } else {
+            format!("consumer={}", escape(&self.consumer))
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "letter.html")]
+struct LetterPage {
+    frame: Frame,
+    source: String,
+    is_outbox: bool,
+    id: String,
+    detail: LetterDetail,
+    letter: Option<Letter>,
+    neighbours: Vec<LetterRow>,
+    /// Payload and headers, if they were asked for.
+    content: Option<Content>,
+}
+
+struct Content {
+    payload: String,
+    is_json: bool,
+    headers: String,
+}
+
+impl LetterPage {
+    fn aggregate(&self) -> String {
+        self.letter.as_ref().and_then(Letter::aggregate).unwrap_or_else(|| "–".into())
+    }
+
+    fn is_undecided(&self) -> bool {
+        self.detail.state == "dead"
+    }
+}
+
+pub(crate) async fn letter(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Path((source, id)): Path<(String, String)>,
+    Query(whose): Query<Whose>,
+) -> Result<Response, Problem> {
+    show(&app, &visitor, (&source, &id), &whose, false).await
+}
+
+/// The same with payload and headers. A form, so that nobody gets there by following a link.
+pub(crate) async fn letter_content(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Path((source, id)): Path<(String, String)>,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    let whose = Whose { consumer: fields.raw("consumer").unwrap_or_default().to_owned() };
+    show(&app, &visitor, (&source, &id), &whose, true).await
+}
+
+async fn show(
+    app: &App,
+    visitor: &Visitor,
+    (key, id): (&str, &str),
+    whose: &Whose,
+    has_content: bool,
+) -> Result<Response, Problem> {
+    let source = app.source(key)?;
+    let queue = queue_of(source.kind());
+    let asks = if has_content { "payload=true&" } else { "" };
+    let path = format!("{queue}/dead-letter/{}?{asks}{}", escape(id), whose.query());
+    let detail: LetterDetail = source.get(visitor, path.trim_end_matches(['?', '&'])).await?;
+    let letter = detail.dead_letter.clone();
+    let neighbours = match &letter {
+        Some(letter) => neighbours(&source, visitor, letter, id).await,
+        None => Vec::new(),
+    };
+    let content = has_content.then(|| content(&detail));
+    let frame = Frame::new(app, visitor, Place::DeadLetters, "Dead letter");
+    page(&LetterPage {
+        frame,
+        source: key.to_owned(),
+        is_outbox: source.kind() == Kind::Relay,
+        id: id.to_owned(),
+        letter,
+        neighbours,
+        content,
+        detail,
+    })
+}
+
+/// What else of its aggregate is dead: it matters for the order.
+async fn neighbours(
+    source: &Source<'_>,
+    visitor: &Visitor,
+    letter: &Letter,
+    id: &str,
+) -> Vec<LetterRow> {
+    let Some(aggregate) = letter.aggregate() else { return Vec::new() };
+    let filter = Filter {
+        source: source.key().to_owned(),
+        consumer: letter.consumer.clone().unwrap_or_default(),
+        aggregate,
+        ..Filter::default()
+    };
+    let query = filter.address();
+    let query = query.split_once('&').map_or("", |(_, rest)| rest);
+    let path = format!("{}/dead-letter?limit={NEIGHBOURS}&{query}", queue_of(source.kind()));
+    // The page is whole without them.
+    let found: Letters = source.get(visitor, &path).await.unwrap_or_default();
+    let others = found.dead_letters.into_iter().filter(|it| it.id != id);
+    others.map(|letter| LetterRow { source: source.key().to_owned(), letter }).collect()
+}
+
+fn content(detail: &LetterDetail) -> Content {
+    let json = detail.payload.as_ref().map(|it| it.get().to_owned());
+    let headers = detail.headers.as_ref().map_or_else(|| "{}".into(), |it| it.get().to_owned());
+    Content {
+        is_json: json.is_some(),
+        payload: json.or_else(|| detail.payload_base64.clone()).unwrap_or_default(),
+        headers,
+    }
+}

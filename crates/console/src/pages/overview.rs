@@ -1,0 +1,139 @@
+//! Whether everything is all right, and if not, what first.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::consumers::{ConsumerRow, consumer_rows};
+use super::work::{WorkRow, replay_rows};
+use crate::app::App;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::state::figures::{bytes, clock, latency, rate, rounded};
+use crate::state::history::Reach;
+use crate::state::needs::{Need, needs};
+use crate::state::picture::{Link, Picture};
+use crate::visitor::Visitor;
+
+/// Rows of the table that says what a chart shows.
+const CHART_ROWS: usize = 15;
+
+/// How far back the charts go.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Look {
+    reach: Option<String>,
+}
+
+impl Look {
+    pub(crate) fn reach(&self) -> Reach {
+        if self.reach.as_deref() == Some("day") { Reach::Day } else { Reach::QuarterHour }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct Overview {
+    frame: Frame,
+    needs: Vec<Need>,
+    has_relays: bool,
+    relays: Vec<RelayRow>,
+    consumers: Vec<ConsumerRow>,
+    work: Vec<WorkRow>,
+    is_day: bool,
+    table: Vec<ChartRow>,
+}
+
+/// A process of a relay, or a shard of it.
+struct RelayRow {
+    address: String,
+    role: String,
+    is_up: bool,
+    facts: Vec<String>,
+}
+
+/// What the charts show at one time.
+struct ChartRow {
+    at: String,
+    rate: String,
+    p50: String,
+    p99: String,
+    slot: String,
+}
+
+pub(crate) async fn overview(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Query(look): Query<Look>,
+) -> Result<Response, Problem> {
+    app.watch.freshen().await;
+    let reach = look.reach();
+    let frame = Frame::looking_back(&app, &visitor, Place::Overview, "Overview", reach);
+    let now = frame.now;
+    let overview = app.watch.see(|picture| Overview {
+        needs: needs(picture, now),
+        has_relays: !picture.relays.is_empty(),
+        relays: relay_rows(picture),
+        consumers: consumer_rows(picture, now),
+        work: replay_rows(picture),
+        is_day: reach == Reach::Day,
+        table: chart_rows(picture, &frame, reach),
+        frame,
+    });
+    page(&overview)
+}
+
+fn relay_rows(picture: &Picture) -> Vec<RelayRow> {
+    let mut rows = Vec::new();
+    for process in picture.relays.iter().flat_map(|it| &it.processes) {
+        let is_up = process.is_up();
+        if !is_up {
+            let role = if process.link == Link::NotAsked { "not asked yet" } else { "away" };
+            let (address, role) = (process.address.clone(), role.to_owned());
+            rows.push(RelayRow { address, role, is_up, facts: Vec::new() });
+            continue;
+        }
+        for shard in process.status.shards() {
+            let ok = |is_up: bool| if is_up { "connected" } else { "away" };
+            let mut facts = vec![
+                format!("PostgreSQL {}", ok(shard.postgres_connected)),
+                format!("NATS {}", ok(shard.nats_connected)),
+            ];
+            if shard.mode == "keyed" || shard.mode == "poll" {
+                facts.push(format!("{} mode", shard.mode));
+            }
+            let address = match shard.shard {
+                Some(number) => format!("{} shard {number}", process.address),
+                None => process.address.clone(),
+            };
+            rows.push(RelayRow { address, role: shard.role.clone(), is_up, facts });
+        }
+    }
+    rows
+}
+
+fn chart_rows(picture: &Picture, frame: &Frame, reach: Reach) -> Vec<ChartRow> {
+    let now = frame.now;
+    let points = |name: &str| picture.history.points(name, reach, now);
+    let (rates, p50, p99, slots) = (points("rate"), points("p50"), points("p99"), points("slot"));
+    let (count, seconds) = reach.points();
+    let every = (count / CHART_ROWS).max(1);
+    let end = now.as_second().div_euclid(seconds) + 1;
+    let row = |place: usize| {
+        let known = |value: Option<f64>, text: &dyn Fn(f64) -> String| {
+            value.map_or_else(|| "–".into(), text)
+        };
+        let back = i64::try_from(count - place).unwrap_or(0);
+        let at = jiff::Timestamp::from_second((end - back) * seconds).unwrap_or(now);
+        ChartRow {
+            at: clock(at, now),
+            rate: known(rates[place], &rate),
+            p50: known(p50[place], &latency),
+            p99: known(p99[place], &latency),
+            slot: known(slots[place], &|it| bytes(rounded(it))),
+        }
+    };
+    (0..count).rev().step_by(every).map(row).collect()
+}

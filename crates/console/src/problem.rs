@@ -1,0 +1,63 @@
+//! What cannot be done, and why, as a page says it.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+use crate::client::AskError;
+
+/// A refusal, in the words of whoever refuses.
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) title: &'static str,
+    pub(crate) detail: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        let title = match status {
+            StatusCode::NOT_FOUND => "Not found",
+            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => "Not allowed",
+            StatusCode::CONFLICT => "Decided already",
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => "Not understood",
+            StatusCode::TOO_MANY_REQUESTS => "Too often",
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => "No answer",
+            StatusCode::GATEWAY_TIMEOUT => "Too slow",
+            _ => "Refused",
+        };
+        Self { status, title, detail: detail.into(), hint: None }
+    }
+
+    pub(crate) fn not_found(detail: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    pub(crate) fn bad(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+impl From<AskError> for Problem {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Refused { status, refused } => {
+                Self { hint: refused.hint, ..Self::new(status, refused.detail) }
+            }
+            other => Self::new(StatusCode::BAD_GATEWAY, other.to_string()),
+        }
+    }
+}
+
+/// The guard writes the page: it knows who looks at it.
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, self.detail.clone()).into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}

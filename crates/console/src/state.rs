@@ -1,0 +1,13 @@
+//! What is known and what follows from it, without I/O and without a clock.
+
+pub(crate) mod answers;
+pub(crate) mod chart;
+pub(crate) mod figures;
+pub(crate) mod history;
+pub(crate) mod life;
+pub(crate) mod live_figures;
+pub(crate) mod needs;
+pub(crate) mod picture;
+pub(crate) mod plan;
+mod rates;
+pub(crate) mod word;

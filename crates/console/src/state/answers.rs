@@ -1,0 +1,497 @@
+//! What the API of a relay and of an inbox answers, as far as the console shows it.
+//!
+//! Fields that it does not know are ignored. Fields that an older process lacks are empty.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// `/api/v1/status` of a relay: of the only one, or of each shard.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct RelayStatus {
+    shards: Vec<ShardStatus>,
+    #[serde(flatten)]
+    only: Option<ShardStatus>,
+}
+
+impl RelayStatus {
+    /// The shards, which may be one.
+    pub(crate) fn shards(&self) -> &[ShardStatus] {
+        match (&*self.shards, &self.only) {
+            ([], Some(only)) => std::slice::from_ref(only),
+            (shards, _) => shards,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(only: ShardStatus) -> Self {
+        Self { shards: Vec::new(), only: Some(only) }
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ShardStatus {
+    pub(crate) process_id: u32,
+    pub(crate) shard: Option<u32>,
+    pub(crate) role: String,
+    pub(crate) mode: String,
+    pub(crate) postgres_connected: bool,
+    pub(crate) nats_connected: bool,
+    pub(crate) lag_seconds: f64,
+    pub(crate) in_flight_events: u64,
+    pub(crate) window: Window,
+    pub(crate) published_total: u64,
+    pub(crate) commit_to_ack: Buckets,
+    pub(crate) breaker: String,
+    pub(crate) breaker_retry_in_seconds: Option<f64>,
+    pub(crate) slot: Option<Slot>,
+    pub(crate) waiting_for: Option<String>,
+    pub(crate) last_error: Option<String>,
+    pub(crate) retention: Option<Retention>,
+    pub(crate) history: Marks,
+}
+
+/// How much may be in flight.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Window {
+    pub(crate) events: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Slot {
+    pub(crate) wal_status: Option<String>,
+    pub(crate) retained_bytes: u64,
+    pub(crate) wal_headroom_bytes: Option<u64>,
+    pub(crate) wal_headroom_seconds: Option<u64>,
+}
+
+/// A histogram since the start of the process: counts by the number of the bucket, which ends at
+/// 2^(number/8) seconds.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Buckets {
+    pub(crate) buckets: Vec<(i32, u64)>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Retention {
+    pub(crate) is_overdue: bool,
+    pub(crate) failure: Option<String>,
+}
+
+/// What the relay found when it compared rows with the stream.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Marks {
+    pub(crate) missing: Option<String>,
+}
+
+/// `/readyz`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Readiness {
+    pub(crate) ready: bool,
+    pub(crate) reason: Option<String>,
+    pub(crate) consumers: BTreeMap<String, ConsumerReadiness>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConsumerReadiness {
+    pub(crate) ready: bool,
+    pub(crate) reason: Option<String>,
+}
+
+/// A page of dead letters of either queue, and what all of them have in common.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Letters {
+    pub(crate) total: u64,
+    pub(crate) oldest_seconds: Option<f64>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) dead_letters: Vec<Letter>,
+    pub(crate) next: Option<String>,
+}
+
+/// Dead letters with the same cause.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Group {
+    pub(crate) fingerprint: String,
+    pub(crate) count: u64,
+    pub(crate) aggregates: u64,
+    pub(crate) first: Option<Timestamp>,
+    pub(crate) last: Option<Timestamp>,
+}
+
+/// A dead letter. Those of an inbox have a consumer.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Letter {
+    pub(crate) id: String,
+    pub(crate) consumer: Option<String>,
+    pub(crate) aggregate_type: Option<String>,
+    pub(crate) aggregate_id: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) occurred_at: Option<Timestamp>,
+    pub(crate) dead_at: Option<Timestamp>,
+    pub(crate) reason: String,
+    pub(crate) attempts: u64,
+    /// Later events of the aggregate wait for it.
+    pub(crate) blocks: bool,
+    pub(crate) blocked_by: Option<String>,
+    pub(crate) discarded_at: Option<Timestamp>,
+    pub(crate) requeued: bool,
+    pub(crate) subject: Option<String>,
+    pub(crate) stream: Option<String>,
+    pub(crate) stream_seq: Option<u64>,
+    pub(crate) payload_bytes: Option<u64>,
+}
+
+impl Letter {
+    /// As `TYPE:ID`.
+    pub(crate) fn aggregate(&self) -> Option<String> {
+        Some(format!("{}:{}", self.aggregate_type.as_ref()?, self.aggregate_id.as_ref()?))
+    }
+}
+
+/// One dead letter, with what was decided about it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct LetterDetail {
+    pub(crate) dead_letter: Option<Letter>,
+    pub(crate) state: String,
+    pub(crate) history: Vec<Decision>,
+    pub(crate) headers: Option<Box<RawValue>>,
+    /// As it was written: a number keeps its digits.
+    pub(crate) payload: Option<Box<RawValue>>,
+    pub(crate) payload_base64: Option<String>,
+}
+
+/// Something that a person decided.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Decision {
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) action: String,
+    pub(crate) actor: String,
+    pub(crate) why: Option<String>,
+    pub(crate) payload_replaced: bool,
+}
+
+/// `/api/v1/replays`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Replays {
+    pub(crate) replays: Vec<Replay>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Replay {
+    pub(crate) id: String,
+    pub(crate) status: String,
+    pub(crate) source: String,
+    pub(crate) from_lsn: Option<String>,
+    pub(crate) to_lsn: Option<String>,
+    pub(crate) since: Option<String>,
+    pub(crate) until: Option<String>,
+    pub(crate) event_ids: Vec<String>,
+    pub(crate) aggregate_type: Option<String>,
+    pub(crate) aggregate_id: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) subject_prefix: Option<String>,
+    pub(crate) waits_for: Option<String>,
+    pub(crate) per_second: Option<u32>,
+    pub(crate) asked_by: String,
+    pub(crate) reason: String,
+    pub(crate) asked_at: String,
+    pub(crate) ended_at: Option<String>,
+    pub(crate) events: Option<u64>,
+    pub(crate) published: u64,
+    pub(crate) failed: u64,
+    pub(crate) failures: Vec<Unreplayed>,
+}
+
+impl Replay {
+    pub(crate) fn is_under_way(&self) -> bool {
+        matches!(&*self.status, "asked" | "running" | "paused")
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Unreplayed {
+    pub(crate) event: String,
+    pub(crate) reason: String,
+}
+
+/// The answer to a replay that is asked for.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Begun {
+    pub(crate) replays: Vec<String>,
+    pub(crate) plans: Vec<ReplayPlan>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ReplayPlan {
+    pub(crate) stream: String,
+    pub(crate) sources: Vec<PlanSource>,
+    pub(crate) chosen: Option<String>,
+    pub(crate) consumers: Vec<String>,
+    pub(crate) warnings: Vec<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct PlanSource {
+    pub(crate) source: String,
+    pub(crate) from: Option<Timestamp>,
+    pub(crate) events: Option<u64>,
+    pub(crate) is_exact: bool,
+    pub(crate) is_complete: bool,
+    pub(crate) note: Option<String>,
+}
+
+/// How far work on many dead letters has got.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Progress {
+    pub(crate) total: u64,
+    pub(crate) done: u64,
+    pub(crate) skipped: u64,
+    pub(crate) last_refusal: Option<String>,
+    pub(crate) ended: bool,
+    pub(crate) cancelled: bool,
+}
+
+/// Work on many dead letters that has begun.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Started {
+    pub(crate) operation: u64,
+}
+
+/// `/api/v1/status` of an inbox.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct InboxStatus {
+    pub(crate) consumers: BTreeMap<String, ConsumerStatus>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConsumerStatus {
+    pub(crate) state: String,
+    pub(crate) paused: Option<String>,
+    pub(crate) handler: Handler,
+    pub(crate) busy: u64,
+    pub(crate) held: u64,
+    pub(crate) left: u64,
+    pub(crate) lanes: u64,
+    pub(crate) counts: Counts,
+    /// What the broker has not delivered yet, if it could be asked.
+    pub(crate) pending: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Handler {
+    pub(crate) breaker: String,
+    pub(crate) next_probe_at: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Counts {
+    pub(crate) processed: u64,
+    pub(crate) retried: u64,
+    pub(crate) dead: u64,
+}
+
+/// `/api/v1/consumers`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Consumers {
+    pub(crate) consumers: Vec<Consumer>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Consumer {
+    pub(crate) name: String,
+    pub(crate) pause: Option<Pause>,
+    pub(crate) worker: Option<Worker>,
+    pub(crate) processing: u64,
+    pub(crate) failed: u64,
+    pub(crate) dead: u64,
+    pub(crate) oldest_seconds: Option<f64>,
+    pub(crate) last_error: Option<String>,
+    /// Only of one that was asked for by name.
+    pub(crate) history: Vec<Decision>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pause {
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) by: String,
+    pub(crate) why: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Worker {
+    pub(crate) owner: String,
+    pub(crate) is_valid: bool,
+    pub(crate) acquired_at: Option<Timestamp>,
+    pub(crate) state: Option<String>,
+    pub(crate) breaker: Option<String>,
+    pub(crate) reason: Option<String>,
+    pub(crate) next_probe_at: Option<Timestamp>,
+    pub(crate) went_back: Option<String>,
+}
+
+/// `/api/v1/events`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Events {
+    pub(crate) events: Vec<FoundEvent>,
+    pub(crate) next: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct FoundEvent {
+    pub(crate) id: String,
+    pub(crate) state: String,
+    pub(crate) aggregate_type: Option<String>,
+    pub(crate) aggregate_id: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) occurred_at: Option<Timestamp>,
+    pub(crate) error: Option<String>,
+    pub(crate) stream: Option<String>,
+    pub(crate) stream_seq: Option<u64>,
+}
+
+/// `/api/v1/events/{id}`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Story {
+    pub(crate) id: String,
+    pub(crate) row: Option<RowStory>,
+    pub(crate) dead_letter: Option<Letter>,
+    pub(crate) decisions: Vec<Decision>,
+    pub(crate) message: Option<MessageStory>,
+    pub(crate) replays: Vec<ReplayStory>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) consumers: BTreeMap<String, ConsumerStory>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct RowStory {
+    pub(crate) status: String,
+    pub(crate) aggregate_type: String,
+    pub(crate) aggregate_id: String,
+    pub(crate) event_type: String,
+    /// As PostgreSQL prints it.
+    pub(crate) occurred_at: Option<String>,
+    pub(crate) transaction: Option<String>,
+    pub(crate) seq: Option<i64>,
+    pub(crate) attempts: u64,
+    pub(crate) error: Option<String>,
+    pub(crate) next_attempt_at: Option<String>,
+    pub(crate) published_at: Option<String>,
+    pub(crate) commit_lsn: Option<String>,
+    pub(crate) stream: Option<String>,
+    pub(crate) stream_seq: Option<u64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct MessageStory {
+    pub(crate) stream: String,
+    pub(crate) seq: u64,
+    pub(crate) subject: String,
+    pub(crate) stored_at: String,
+    pub(crate) position: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ReplayStory {
+    pub(crate) id: String,
+    pub(crate) status: String,
+    pub(crate) asked_by: String,
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct ConsumerStory {
+    pub(crate) record: Option<EventRecord>,
+    pub(crate) dead_letter: Option<StoryLetter>,
+    pub(crate) decisions: Vec<Decision>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct EventRecord {
+    pub(crate) status: String,
+    pub(crate) attempts: u64,
+    pub(crate) received_at: Option<Timestamp>,
+    pub(crate) claimed_at: Option<Timestamp>,
+    pub(crate) processed_at: Option<Timestamp>,
+    pub(crate) next_attempt_at: Option<Timestamp>,
+    pub(crate) worker: Option<String>,
+    pub(crate) outcome: Option<String>,
+    pub(crate) last_error: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct StoryLetter {
+    pub(crate) reason: String,
+    pub(crate) dead_at: Option<Timestamp>,
+}
+
+/// Why a process refuses what it was asked for (RFC 9457).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Refused {
+    pub(crate) detail: String,
+    pub(crate) hint: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_relay_and_several_shards_are_read_alike() {
+        let one = r#"{"process_id": 7, "role": "active", "published_total": 5, "new": {}}"#;
+        let one: RelayStatus = serde_json::from_str(one).expect("readable");
+        assert_eq!(one.shards().iter().map(|it| it.published_total).sum::<u64>(), 5);
+        let two = r#"{"shards": [{"published_total": 2}, {"published_total": 3, "shard": 1}]}"#;
+        let two: RelayStatus = serde_json::from_str(two).expect("readable");
+        assert_eq!(two.shards().iter().map(|it| it.published_total).sum::<u64>(), 5);
+    }
+
+    #[test]
+    fn a_number_of_a_payload_keeps_its_digits() {
+        let detail = r#"{"state": "dead", "payload": {"n": 9007199254740993}}"#;
+        let detail: LetterDetail = serde_json::from_str(detail).expect("readable");
+        let payload = detail.payload.expect("it has one");
+        assert_eq!(payload.get(), r#"{"n": 9007199254740993}"#);
+    }
+}

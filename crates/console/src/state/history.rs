@@ -1,0 +1,178 @@
+//! The figures of the last minutes and of the last day, in memory and of fixed size.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+/// A second each.
+const SECONDS: usize = 15 * 60;
+/// A minute each.
+const MINUTES: usize = 24 * 60;
+/// So many series are kept: each has 9 kB.
+const SERIES_MAX: usize = 200;
+/// A figure that is asked for rarely holds until the next, for so long.
+const HOLDS_SECONDS: i64 = 30;
+
+/// How far back somebody looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    QuarterHour,
+    Day,
+}
+
+impl Reach {
+    /// How many points there are, each of so many seconds.
+    pub(crate) fn points(self) -> (usize, i64) {
+        match self {
+            Self::QuarterHour => (SECONDS / 5, 5),
+            Self::Day => (MINUTES / 8, 480),
+        }
+    }
+}
+
+/// All series by name.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    series: BTreeMap<String, Series>,
+}
+
+#[derive(Debug)]
+struct Series {
+    seconds: Ring,
+    minutes: Ring,
+}
+
+/// Values by their number, which is a time; `NAN` where there is none.
+#[derive(Debug)]
+struct Ring {
+    values: Vec<f32>,
+    /// The number behind the newest one.
+    end: i64,
+}
+
+impl Ring {
+    fn new(length: usize) -> Self {
+        Self { values: vec![f32::NAN; length], end: 0 }
+    }
+
+    fn place(&self, number: i64) -> usize {
+        let length = i64::try_from(self.values.len()).unwrap_or(i64::MAX);
+        usize::try_from(number.rem_euclid(length)).unwrap_or(0)
+    }
+
+    /// Notes a value, and forgets those that are too old by then.
+    fn set(&mut self, number: i64, value: f32) {
+        let length = i64::try_from(self.values.len()).unwrap_or(i64::MAX);
+        for skipped in self.end.max(number - length)..number {
+            let place = self.place(skipped);
+            self.values[place] = f32::NAN;
+        }
+        let place = self.place(number);
+        self.values[place] = value;
+        self.end = self.end.max(number + 1);
+    }
+
+    fn get(&self, number: i64) -> f32 {
+        let length = i64::try_from(self.values.len()).unwrap_or(i64::MAX);
+        let is_kept = number < self.end && number >= self.end - length;
+        if is_kept { self.values[self.place(number)] } else { f32::NAN }
+    }
+
+    fn mean(&self, numbers: std::ops::Range<i64>) -> Option<f64> {
+        let known = numbers.map(|it| self.get(it)).filter(|it| !it.is_nan());
+        let (count, sum) = known.fold((0, 0.0), |(n, sum), it| (n + 1, sum + f64::from(it)));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+}
+
+impl History {
+    /// Notes what a figure is now.
+    #[allow(clippy::cast_possible_truncation, reason = "seven digits are enough for a line")]
+    pub(crate) fn note(&mut self, name: &str, now: Timestamp, value: f64) {
+        if !self.series.contains_key(name) && self.series.len() >= SERIES_MAX {
+            return;
+        }
+        let series = self
+            .series
+            .entry(name.to_owned())
+            .or_insert_with(|| Series { seconds: Ring::new(SECONDS), minutes: Ring::new(MINUTES) });
+        let second = now.as_second();
+        // Nobody looked for a while: it holds for what lies between.
+        let last = series.seconds.end;
+        let from =
+            if last > 0 && second - last < HOLDS_SECONDS { last.min(second) } else { second };
+        for second in from..=second {
+            series.seconds.set(second, value as f32);
+        }
+        let minute = second.div_euclid(60);
+        let mean = series.seconds.mean(minute * 60..second + 1);
+        series.minutes.set(minute, mean.unwrap_or(value) as f32);
+    }
+
+    /// The points of a series, the oldest first.
+    pub(crate) fn points(&self, name: &str, reach: Reach, now: Timestamp) -> Vec<Option<f64>> {
+        let (count, seconds) = reach.points();
+        let Some(series) = self.series.get(name) else { return vec![None; count] };
+        // Whole steps, so that a point does not change once it is over.
+        let end = now.as_second().div_euclid(seconds) + 1;
+        let count = i64::try_from(count).unwrap_or(0);
+        let point = |step: i64| match reach {
+            Reach::QuarterHour => series.seconds.mean(step * seconds..(step + 1) * seconds),
+            Reach::Day => series.minutes.mean(step * seconds / 60..(step + 1) * seconds / 60),
+        };
+        (end - count..end).map(point).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn the_newest_point_is_the_last() {
+        let mut history = History::default();
+        for second in 10_000..10_010 {
+            history.note("rate", at(second), 5.0);
+        }
+        let points = history.points("rate", Reach::QuarterHour, at(10_009));
+        assert_eq!(points.len(), 180);
+        assert_eq!(points[177..], [None, Some(5.0), Some(5.0)]);
+        assert!(history.points("other", Reach::Day, at(10_009)).iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_figure_holds_until_the_next_but_not_for_ever() {
+        let mut history = History::default();
+        history.note("rate", at(10_000), 5.0);
+        history.note("rate", at(10_015), 7.0);
+        let points = history.points("rate", Reach::QuarterHour, at(10_015));
+        assert_eq!(points[176..], [Some(6.6), Some(7.0), Some(7.0), Some(7.0)]);
+        history.note("rate", at(10_100), 9.0);
+        let points = history.points("rate", Reach::QuarterHour, at(10_100));
+        assert_eq!(points[177..], [None, None, Some(9.0)]);
+    }
+
+    #[test]
+    fn what_is_older_than_the_ring_is_gone() {
+        let mut history = History::default();
+        history.note("rate", at(10_000), 5.0);
+        history.note("rate", at(10_000 + 3 * 900), 6.0);
+        let points = history.points("rate", Reach::QuarterHour, at(10_000 + 3 * 900));
+        assert_eq!(points.iter().flatten().count(), 1);
+        let day = history.points("rate", Reach::Day, at(10_000 + 3 * 900));
+        assert_eq!(day.iter().flatten().count(), 2);
+    }
+
+    #[test]
+    fn there_are_at_most_so_many_series() {
+        let mut history = History::default();
+        for number in 0..SERIES_MAX + 9 {
+            history.note(&number.to_string(), at(9), 1.0);
+        }
+        assert_eq!(history.series.len(), SERIES_MAX);
+    }
+}

@@ -1,0 +1,225 @@
+//! The life of one event: a trunk from its row to the stream, and a branch for each consumer.
+
+use jiff::Timestamp;
+
+use super::answers::{ConsumerStory, Decision, Story};
+use super::figures::{counted, latency};
+
+/// How a step went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Done,
+    Open,
+    Trouble,
+}
+
+impl Mark {
+    /// As the page's styles call it.
+    pub(crate) fn class(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Open => "open",
+            Self::Trouble => "trouble",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) mark: Mark,
+    pub(crate) title: String,
+    pub(crate) at: Option<Timestamp>,
+    pub(crate) facts: Vec<String>,
+}
+
+impl Step {
+    fn new(mark: Mark, title: impl Into<String>, at: Option<Timestamp>) -> Self {
+        Self { mark, title: title.into(), at, facts: Vec::new() }
+    }
+
+    fn fact(mut self, fact: Option<String>) -> Self {
+        self.facts.extend(fact);
+        self
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Branch {
+    pub(crate) consumer: String,
+    pub(crate) steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Life {
+    pub(crate) trunk: Vec<Step>,
+    pub(crate) branches: Vec<Branch>,
+}
+
+/// PostgreSQL prints a time with a blank and a short offset.
+fn time(text: Option<&str>) -> Option<Timestamp> {
+    text?.parse().ok()
+}
+
+pub(crate) fn life(story: &Story) -> Life {
+    let mut trunk = Vec::new();
+    inserted(story, &mut trunk);
+    stored(story, &mut trunk);
+    for replay in &story.replays {
+        let step = Step::new(Mark::Done, format!("replay {}", replay.status), None);
+        trunk.push(step.fact(Some(format!("asked for by {}: {}", replay.asked_by, replay.reason))));
+    }
+    let branches = story.consumers.iter().map(|(name, story)| branch(name, story));
+    Life { trunk, branches: branches.collect() }
+}
+
+fn inserted(story: &Story, trunk: &mut Vec<Step>) {
+    if let Some(row) = &story.row {
+        let step = Step::new(Mark::Done, "inserted", time(row.occurred_at.as_deref()));
+        let transaction = row.transaction.as_ref().map(|it| format!("by transaction {it}"));
+        trunk.push(step.fact(transaction));
+        if let Some(lsn) = &row.commit_lsn {
+            let step = Step::new(Mark::Done, "committed", None);
+            trunk.push(step.fact(Some(format!("in the log at {lsn}"))));
+        }
+    } else if story.dead_letter.is_none() {
+        trunk.push(Step::new(Mark::Open, "no row is left", None));
+    }
+    for it in &story.decisions {
+        trunk.push(decision(it));
+    }
+    if let Some(letter) = &story.dead_letter {
+        let step = Step::new(Mark::Trouble, "dead letter", letter.dead_at);
+        trunk.push(step.fact(Some(letter.reason.clone())).fact(attempts(letter.attempts)));
+    }
+}
+
+fn stored(story: &Story, trunk: &mut Vec<Step>) {
+    let row = story.row.as_ref();
+    let published = row.is_some_and(|it| it.status == "PUBLISHED");
+    match &story.message {
+        Some(message) => {
+            let stored_at = time(Some(&message.stored_at));
+            let took = row.and_then(|it| time(it.occurred_at.as_deref())).zip(stored_at).map(
+                |(from, to)| {
+                    format!(
+                        "{} after it happened",
+                        latency(to.duration_since(from).as_secs_f64().max(0.0))
+                    )
+                },
+            );
+            let step = Step::new(Mark::Done, "published", stored_at);
+            let place = format!("in {} as {}", message.stream, message.seq);
+            trunk.push(step.fact(Some(place)).fact(Some(message.subject.clone())).fact(took));
+        }
+        None if published => {
+            let place = row
+                .and_then(|it| Some(format!("in {} as {}", it.stream.as_ref()?, it.stream_seq?)));
+            let step = Step::new(Mark::Done, "published", None).fact(place);
+            trunk.push(step.fact(Some("the stream does not have it any more".into())));
+        }
+        None => {}
+    }
+    let Some(row) = row else { return };
+    if published {
+        trunk.push(Step::new(Mark::Done, "marked in the table", time(row.published_at.as_deref())));
+    } else {
+        let mark = if row.error.is_some() { Mark::Trouble } else { Mark::Open };
+        let step = Step::new(mark, "not published yet", None).fact(row.error.clone());
+        let next = time(row.next_attempt_at.as_deref()).map(|it| format!("next attempt at {it}"));
+        trunk.push(step.fact(attempts(row.attempts)).fact(next));
+    }
+}
+
+fn attempts(number: u64) -> Option<String> {
+    (number > 0).then(|| counted(number, "attempt", "attempts"))
+}
+
+fn decision(it: &Decision) -> Step {
+    let step = Step::new(Mark::Done, format!("{} by {}", it.action, it.actor), it.at);
+    step.fact(it.why.clone()).fact(it.payload_replaced.then(|| "the payload was replaced".into()))
+}
+
+fn branch(name: &str, story: &ConsumerStory) -> Branch {
+    let mut steps = Vec::new();
+    if let Some(record) = &story.record {
+        steps.push(Step::new(Mark::Done, "received", record.received_at));
+        let worker = record.worker.as_deref().and_then(|it| it.split(':').next());
+        let worker = worker.map(|it| format!("by process {it}"));
+        if record.claimed_at.is_some() {
+            let step = Step::new(Mark::Done, "claimed", record.claimed_at);
+            steps.push(step.fact(attempts(record.attempts)).fact(worker));
+        }
+        let error = record.last_error.clone();
+        match &*record.status {
+            "PROCESSED" => {
+                let took = record.claimed_at.zip(record.processed_at).map(|(from, to)| {
+                    format!("took {}", latency(to.duration_since(from).as_secs_f64().max(0.0)))
+                });
+                steps.push(Step::new(Mark::Done, "processed", record.processed_at).fact(took));
+            }
+            "REJECTED" => {
+                let step = Step::new(Mark::Trouble, "rejected", record.processed_at);
+                steps.push(step.fact(record.outcome.clone()));
+            }
+            "DEAD" => {}
+            "FAILED" => {
+                let next = record.next_attempt_at.map(|it| format!("next attempt at {it}"));
+                let step = Step::new(Mark::Trouble, "failed", None);
+                steps.push(step.fact(error).fact(next));
+            }
+            _ => steps.push(Step::new(Mark::Open, "at work", None).fact(error)),
+        }
+    }
+    if let Some(letter) = &story.dead_letter {
+        let step = Step::new(Mark::Trouble, "dead letter", letter.dead_at);
+        steps.push(step.fact(Some(letter.reason.clone())));
+    }
+    steps.extend(story.decisions.iter().map(decision));
+    Branch { consumer: name.to_owned(), steps }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(json: &str) -> Life {
+        life(&serde_json::from_str(json).expect("readable"))
+    }
+
+    fn titles(steps: &[Step]) -> Vec<&str> {
+        steps.iter().map(|it| &*it.title).collect()
+    }
+
+    #[test]
+    fn an_event_goes_from_its_row_to_each_consumer() {
+        let life = of(r#"{
+            "row": {"status": "PUBLISHED", "aggregate_type": "order", "aggregate_id": "o-1",
+                "event_type": "OrderPaid", "occurred_at": "2026-11-26 16:48:10.311791+00",
+                "transaction": "3022", "published_at": "2026-11-26 16:48:10.38+00",
+                "commit_lsn": "0/21EC700", "stream": "PLAY", "stream_seq": 998},
+            "message": {"stream": "PLAY", "seq": 998, "subject": "play.order.OrderPaid",
+                "stored_at": "2026-11-26T16:48:10.364469141Z"},
+            "consumers": {
+                "billing": {"record": {"status": "PROCESSED", "attempts": 1,
+                    "received_at": "2026-11-26T16:48:10.39Z", "claimed_at": "2026-11-26T16:48:10.40Z",
+                    "processed_at": "2026-11-26T16:48:10.43Z", "worker": "877:a"}},
+                "mailer": {"record": {"status": "DEAD", "attempts": 1,
+                    "received_at": "2026-11-26T16:48:10.5Z"},
+                    "dead_letter": {"reason": "422", "dead_at": "2026-11-26T16:48:10.6Z"}}}}"#);
+        let expected = ["inserted", "committed", "published", "marked in the table"];
+        assert_eq!(titles(&life.trunk), expected);
+        assert!(life.trunk[0].at.is_some(), "PostgreSQL's form of a time is read");
+        assert_eq!(life.trunk[2].facts[2], "53 ms after it happened");
+        assert_eq!(titles(&life.branches[0].steps), ["received", "claimed", "processed"]);
+        assert_eq!(life.branches[0].steps[2].facts, ["took 30 ms"]);
+        assert_eq!(titles(&life.branches[1].steps), ["received", "dead letter"]);
+        assert_eq!(life.branches[1].steps[1].mark, Mark::Trouble);
+    }
+
+    #[test]
+    fn a_dead_letter_says_why() {
+        let life = of(r#"{"dead_letter": {"id": "a", "reason": "too large", "attempts": 2}}"#);
+        assert_eq!(titles(&life.trunk), ["dead letter"]);
+        assert_eq!(life.trunk[0].facts, ["too large", "2 attempts"]);
+    }
+}

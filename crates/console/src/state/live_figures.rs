@@ -1,0 +1,186 @@
+//! The figures that change every second, by name. A page shows them when it comes, and the stream of
+//! changes sends them again.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use jiff::Timestamp;
+
+use super::chart::{self, Paths};
+use super::figures::{ABSENT, bytes, clock, count, latency, rate, rounded, span};
+use super::history::Reach;
+use super::needs::needs;
+use super::picture::{ConsumerView, Picture, consumer_series};
+use super::word::word;
+
+/// Texts and paths by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Figures {
+    pub(crate) text: BTreeMap<String, String>,
+    /// The `d` of a path.
+    pub(crate) path: BTreeMap<String, String>,
+    /// What rows there are and what they say: where it changes, the page is to be asked for again.
+    pub(crate) shape: String,
+}
+
+impl Figures {
+    /// A text, or the sign of what is not known.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.text.get(name).map_or(ABSENT, String::as_str)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> &str {
+        self.path.get(name).map_or("", String::as_str)
+    }
+
+    /// What is otherwise than it was.
+    pub(crate) fn changed_since(&self, before: &Self) -> Self {
+        let differs = |all: &BTreeMap<String, String>, before: &BTreeMap<String, String>| {
+            let changed = all.iter().filter(|(name, text)| before.get(*name) != Some(*text));
+            changed.map(|(name, text)| (name.clone(), text.clone())).collect()
+        };
+        Self {
+            text: differs(&self.text, &before.text),
+            path: differs(&self.path, &before.path),
+            shape: self.shape.clone(),
+        }
+    }
+
+    fn set(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.text.insert(name.into(), value.into());
+    }
+
+    fn draw(&mut self, name: &str, Paths { line, area }: Paths) {
+        self.path.insert(format!("{name}.line"), line);
+        self.path.insert(format!("{name}.area"), area);
+    }
+}
+
+/// The name of a figure of a consumer.
+pub(crate) fn of_consumer(it: &ConsumerView, what: &str) -> String {
+    format!("{}.{}.{what}", it.source, it.name)
+}
+
+pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figures {
+    let mut all = Figures { shape: shape(picture, now), ..Figures::default() };
+    let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.into());
+    let it = word(picture);
+    all.set("word", it.text);
+    all.set("as-of", known(picture.at.map(|at| clock(at, now))));
+    all.set("letters", count(picture.dead_letters()));
+    all.set("work", count(picture.work() as u64));
+    let moment = &picture.moment;
+    all.set("rate", known(moment.rate.map(rate)));
+    all.set("p50", known(moment.latency.map(|it| latency(it.p50))));
+    all.set("p99", known(moment.latency.map(|it| latency(it.p99))));
+    all.set("max", known(moment.latency.map(|it| latency(it.max))));
+    let shards: Vec<_> = picture.relays.iter().flat_map(super::picture::Relay::active).collect();
+    let is_known = !shards.is_empty();
+    let sum =
+        |of: fn(&super::answers::ShardStatus) -> u64| shards.iter().map(|it| of(it)).sum::<u64>();
+    let lag = shards.iter().map(|it| it.lag_seconds).fold(0.0, f64::max);
+    all.set("lag", known(is_known.then(|| latency(lag))));
+    all.set("in-flight", known(is_known.then(|| count(sum(|it| it.in_flight_events)))));
+    all.set("window", known(is_known.then(|| count(sum(|it| it.window.events)))));
+    let slot = shards.iter().filter_map(|it| it.slot.as_ref()).map(|it| it.retained_bytes).max();
+    all.set("slot", known(slot.map(bytes)));
+    charts(&mut all, picture, now, reach);
+    for it in picture.consumers() {
+        consumer(&mut all, &it, picture, now);
+    }
+    for relay in &picture.relays {
+        for replay in &relay.books.replays {
+            let of = replay.events.map_or_else(|| "?".into(), count);
+            all.set(
+                format!("replay.{}", replay.id),
+                format!("{} of {of}", count(replay.published)),
+            );
+        }
+    }
+    all
+}
+
+fn charts(all: &mut Figures, picture: &Picture, now: Timestamp, reach: Reach) {
+    let points = |name: &str| picture.history.points(name, reach, now);
+    for (name, least) in [("rate", 1.0), ("slot", 1024.0)] {
+        let points = points(name);
+        all.draw(name, chart::paths(&points, chart::most(&points, least)));
+    }
+    let (p50, p99) = (points("p50"), points("p99"));
+    let most = chart::most(&p99, 0.001);
+    all.draw("p50", chart::paths(&p50, most));
+    all.draw("p99", chart::paths(&p99, most));
+}
+
+fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timestamp) {
+    let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.into());
+    let of = |what: &str| of_consumer(it, what);
+    let status = it.status.as_ref();
+    let now_rate = picture.moment.consumers.get(&(it.source.clone(), it.name.clone()));
+    all.set(of("waiting"), known(it.waiting().map(count)));
+    all.set(of("rate"), known(now_rate.copied().map(rate)));
+    all.set(of("busy"), known(status.map(|it| count(it.busy))));
+    let oldest =
+        it.oldest_seconds().map(|it| if it < 10.0 { latency(it) } else { span(rounded(it)) });
+    all.set(of("oldest"), known(oldest));
+    all.set(of("dead"), known(it.dead().map(count)));
+    let points = picture.history.points(
+        &consumer_series("rate", &it.source, &it.name),
+        Reach::QuarterHour,
+        now,
+    );
+    all.draw(&of("rate"), chart::paths(&points, chart::most(&points, 1.0)));
+}
+
+/// A number that changes with what needs a person, who answers, and what there is to list.
+fn shape(picture: &Picture, now: Timestamp) -> String {
+    let mut hasher = DefaultHasher::new();
+    word(picture).text.hash(&mut hasher);
+    for it in needs(picture, now) {
+        (it.subject, it.path).hash(&mut hasher);
+    }
+    for it in picture.consumers() {
+        (&it.source, &it.name, it.state(), it.worker(), it.standbys).hash(&mut hasher);
+    }
+    for relay in &picture.relays {
+        for (address, it) in relay.shards() {
+            (address, &it.role, it.postgres_connected, it.nats_connected).hash(&mut hasher);
+        }
+        for replay in &relay.books.replays {
+            (&replay.id, &replay.status).hash(&mut hasher);
+        }
+        relay.books.letters.total.hash(&mut hasher);
+    }
+    for inbox in &picture.inboxes {
+        inbox.books.letters.total.hash(&mut hasher);
+        inbox.processes.iter().for_each(|it| (&it.address, it.is_up()).hash(&mut hasher));
+    }
+    format!("{:016x}", hasher.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picture::tests::{at, picture, round, with_relay};
+    use super::*;
+
+    fn of(picture: &Picture) -> Figures {
+        figures(picture, at(9), Reach::QuarterHour)
+    }
+
+    #[test]
+    fn figures_have_names_and_what_is_unknown_has_a_sign() {
+        let later = with_relay(|it, _| it.published_total = 2204);
+        let all = of(&picture([round(), later]));
+        assert_eq!((all.text("word"), all.text("rate")), ("Working", "1,204"));
+        assert_eq!((all.text("slot"), all.text("p99")), ("4.0 KiB", "–"));
+        assert_eq!(all.text("inbox.mailer.waiting"), "42");
+        assert!(all.path("rate.line").starts_with('M'), "{:?}", all.path);
+    }
+
+    #[test]
+    fn a_figure_changes_no_shape_and_a_state_does() {
+        let shape = |round| of(&picture([round])).shape;
+        assert_eq!(shape(round()), shape(with_relay(|it, _| it.published_total = 7)));
+        assert_ne!(shape(round()), shape(with_relay(|it, _| it.nats_connected = false)));
+    }
+}

@@ -1,0 +1,397 @@
+//! What needs a person, the worst first, each with where to look and the first thing to do.
+
+use jiff::Timestamp;
+
+use super::answers::{Group, ShardStatus};
+use super::figures::{bytes, clock, count, counted, span};
+use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay};
+
+/// A log that is full within this time needs a person now.
+const HEADROOM_SECONDS: u64 = 86_400;
+/// Groups of dead letters that the first screen lists of each queue.
+const GROUPS_SHOWN: usize = 5;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Weight {
+    /// Events do not get through, or are about to be lost.
+    Stops,
+    /// Some wait.
+    Waits,
+    /// Nothing waits for it.
+    Look,
+}
+
+/// The first thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Act {
+    pub(crate) label: &'static str,
+    pub(crate) path: String,
+    /// Done at once, and not planned first.
+    pub(crate) is_change: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Need {
+    pub(crate) weight: Weight,
+    pub(crate) subject: String,
+    pub(crate) what: String,
+    /// Facts, each a few words.
+    pub(crate) facts: Vec<String>,
+    pub(crate) since: Option<Timestamp>,
+    /// Where to look.
+    pub(crate) path: String,
+    pub(crate) act: Option<Act>,
+}
+
+impl Need {
+    fn new(weight: Weight, subject: impl Into<String>, what: impl Into<String>) -> Self {
+        Self {
+            weight,
+            subject: subject.into(),
+            what: what.into(),
+            facts: Vec::new(),
+            since: None,
+            path: "/".into(),
+            act: None,
+        }
+    }
+
+    fn fact(mut self, fact: Option<String>) -> Self {
+        self.facts.extend(fact);
+        self
+    }
+
+    fn since(self, since: Option<Timestamp>) -> Self {
+        Self { since, ..self }
+    }
+
+    fn at(self, path: impl Into<String>) -> Self {
+        Self { path: path.into(), ..self }
+    }
+
+    fn act(self, label: &'static str, path: impl Into<String>, is_change: bool) -> Self {
+        Self { act: Some(Act { label, path: path.into(), is_change }), ..self }
+    }
+}
+
+pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
+    let mut needs = Vec::new();
+    for relay in &picture.relays {
+        needs.extend(of_processes(&relay.key, &relay.processes, relay.unread.as_ref(), "relay"));
+        needs.extend(of_relay(relay));
+        needs.extend(of_outbox_letters(relay));
+    }
+    for inbox in &picture.inboxes {
+        needs.extend(of_processes(&inbox.key, &inbox.processes, inbox.unread.as_ref(), "inbox"));
+        needs.extend(of_inbox_letters(inbox));
+    }
+    needs.extend(picture.consumers().iter().filter_map(|it| of_consumer(it, now)));
+    needs.extend(of_replays(picture));
+    needs.sort_by_key(|it| it.weight);
+    needs
+}
+
+/// Who does not answer, since when, and why.
+fn of_processes<S>(
+    key: &str,
+    processes: &[Process<S>],
+    unread: Option<&Failure>,
+    kind: &str,
+) -> Vec<Need> {
+    let are_all_away = processes.iter().all(|it| matches!(it.link, Link::Down { .. }));
+    let weight = if are_all_away { Weight::Stops } else { Weight::Look };
+    let away = processes.iter().filter_map(|it| match &it.link {
+        Link::Down { since, why } => {
+            let need = Need::new(weight, &it.address, &why.error).since(Some(*since));
+            Some(need.fact(why.hint.clone()))
+        }
+        Link::NotAsked | Link::Up => None,
+    });
+    let mut needs: Vec<_> = away.collect();
+    if let Some(why) = unread.filter(|_| needs.is_empty()) {
+        let weight = if processes.is_empty() { Weight::Stops } else { Weight::Waits };
+        let subject = if processes.is_empty() { key } else { kind };
+        needs.push(Need::new(weight, subject, &why.error).fact(why.hint.clone()));
+    }
+    needs
+}
+
+fn of_relay(relay: &Relay) -> Vec<Need> {
+    let shards = relay.shards();
+    let mut needs = Vec::new();
+    let is_up = relay.processes.iter().any(Process::is_up);
+    if is_up && !shards.iter().any(|(_, it)| it.role == "active") {
+        let error = shards.iter().find_map(|(_, it)| it.last_error.clone());
+        let need = Need::new(Weight::Stops, &relay.key, "no process is the active relay");
+        needs.push(need.fact(error));
+    }
+    for shard in relay.active() {
+        let name = shard_name(relay, shard);
+        needs.extend(of_servers(&name, shard));
+        needs.extend(of_slot(&name, shard));
+        needs.extend(of_upkeep(&name, shard));
+    }
+    let is_told = needs.iter().any(|it| it.weight == Weight::Stops);
+    for process in relay.processes.iter().filter(|it| it.is_up() && !it.ready.ready && !is_told) {
+        if let Some(reason) = &process.ready.reason {
+            let is_active = process.status.shards().iter().any(|it| it.role == "active");
+            let weight = if is_active { Weight::Stops } else { Weight::Look };
+            needs.push(Need::new(weight, &process.address, reason));
+        }
+    }
+    needs
+}
+
+fn shard_name(relay: &Relay, shard: &ShardStatus) -> String {
+    match shard.shard {
+        Some(number) => format!("{} shard {number}", relay.key),
+        None => relay.key.clone(),
+    }
+}
+
+fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
+    let error = shard.last_error.clone();
+    if !shard.postgres_connected {
+        let need = Need::new(Weight::Stops, name, "PostgreSQL is away: nothing is published");
+        return Some(need.fact(error));
+    }
+    if !shard.nats_connected || shard.breaker == "open" {
+        let again = shard.breaker_retry_in_seconds.map(|it| format!("next try in {it:.0} s"));
+        let need = Need::new(Weight::Stops, name, "NATS is away: nothing is published");
+        return Some(need.fact(error).fact(again));
+    }
+    let waits = shard.waiting_for.as_ref()?;
+    Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error))
+}
+
+fn of_slot(name: &str, shard: &ShardStatus) -> Option<Need> {
+    let slot = shard.slot.as_ref()?;
+    let is_lost = slot.wal_status.as_deref() == Some("lost");
+    if is_lost {
+        let what = "the slot is lost: the relay makes another, and reads the table";
+        return Some(Need::new(Weight::Stops, name, what));
+    }
+    let seconds = slot.wal_headroom_seconds.filter(|it| *it < HEADROOM_SECONDS);
+    let is_short = slot.wal_status.as_deref() == Some("unreserved");
+    if seconds.is_none() && !is_short {
+        return None;
+    }
+    let kept = bytes(slot.retained_bytes);
+    let what = match slot.wal_headroom_bytes {
+        Some(left) => {
+            format!("the slot keeps {kept} of {} of log", bytes(slot.retained_bytes + left))
+        }
+        None => format!("the slot keeps {kept} of log"),
+    };
+    let until = seconds.map(|it| format!("full in {} at this rate", span(it)));
+    Some(Need::new(Weight::Stops, name, what).fact(until))
+}
+
+fn of_upkeep(name: &str, shard: &ShardStatus) -> Vec<Need> {
+    let mut needs = Vec::new();
+    if let Some(missing) = &shard.history.missing {
+        needs.push(Need::new(Weight::Stops, name, missing.as_str()));
+    }
+    if let Some(kept) = shard.retention.as_ref().filter(|it| it.is_overdue) {
+        let need = Need::new(Weight::Look, name, "old rows are not deleted: the table grows");
+        needs.push(need.fact(kept.failure.clone()));
+    }
+    needs
+}
+
+fn is_follower(group: &Group) -> bool {
+    super::plan::is_of_followers(&group.fingerprint)
+}
+
+fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
+    let groups = &relay.books.letters.groups;
+    let followers: u64 = groups.iter().filter(|it| is_follower(it)).map(|it| it.count).sum();
+    let has_causes = groups.iter().any(|it| !is_follower(it));
+    let shown = groups.iter().filter(|it| !has_causes || !is_follower(it)).take(GROUPS_SHOWN);
+    let needs = shown.enumerate().map(|(number, group)| {
+        let behind = (number == 0 && has_causes && followers > 0)
+            .then(|| format!("{} behind them", counted(followers, "event waits", "events wait")));
+        let filter = filter(&relay.key, group);
+        of_group(group, if followers > 0 { Weight::Waits } else { Weight::Look })
+            .fact(behind)
+            .at(format!("/dead-letters?{filter}"))
+            .act("Requeue…", format!("/dead-letters/plan?action=requeue&{filter}"), false)
+    });
+    needs.collect()
+}
+
+fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
+    let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
+    let need = |group: &Group| {
+        let path = format!("/dead-letters?{}", filter(&inbox.key, group));
+        of_group(group, Weight::Look).at(path)
+    };
+    groups.map(need).collect()
+}
+
+fn of_group(group: &Group, weight: Weight) -> Need {
+    let letters = counted(group.count, "dead letter", "dead letters");
+    let aggregates =
+        (group.aggregates > 1).then(|| format!("{} aggregates", count(group.aggregates)));
+    Need::new(weight, letters, super::plan::cause(&group.fingerprint))
+        .fact(aggregates)
+        .since(group.first)
+}
+
+/// The query that a list of this group has.
+pub(crate) fn filter(source: &str, group: &Group) -> String {
+    let reason = super::plan::literal(&group.fingerprint);
+    format!("source={}&reason={}", super::plan::escape(source), super::plan::escape(reason))
+}
+
+fn of_consumer(it: &ConsumerView, now: Timestamp) -> Option<Need> {
+    let path = consumer_path(it);
+    let worker = it.record.as_ref().and_then(|it| it.worker.as_ref());
+    let waiting = it.waiting().filter(|it| *it > 0).map(|it| format!("{} wait", count(it)));
+    let need = |what: String| Need::new(Weight::Waits, &*it.name, what).at(&*path);
+    let oldest =
+        it.oldest_seconds().map(|it| format!("oldest {}", span(super::figures::rounded(it))));
+    if let Some(pause) = it.record.as_ref().and_then(|it| it.pause.as_ref()) {
+        let why = pause.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+        let need = need(format!("paused by {}{why}", pause.by)).since(pause.at).fact(waiting);
+        return Some(need.act("Resume", format!("{path}/resume"), true));
+    }
+    let said = it.status.as_ref().and_then(|it| it.paused.clone());
+    let reason = said.or_else(|| worker?.reason.clone()).or_else(|| it.unready.clone());
+    match it.state() {
+        "no worker" => {
+            let need = need("no worker has it: nothing is handled".into());
+            Some(Need { weight: Weight::Stops, ..need }.fact(waiting).fact(oldest))
+        }
+        "breaker open" | "probing" => {
+            let probe = it.status.as_ref().and_then(|it| it.handler.next_probe_at);
+            let probe = probe.or_else(|| worker?.next_probe_at).filter(|it| *it > now);
+            let probe = probe.map(|it| format!("next try {}", clock(it, now)));
+            let reason = reason.map(|it| format!(": {it}")).unwrap_or_default();
+            let need = need(format!("breaker open{reason}")).fact(waiting).fact(oldest).fact(probe);
+            Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
+        }
+        "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
+        _ => None,
+    }
+}
+
+/// Where the page of a consumer is.
+pub(crate) fn consumer_path(it: &ConsumerView) -> String {
+    let (source, name) = (super::plan::escape(&it.source), super::plan::escape(&it.name));
+    format!("/consumers/{source}/{name}")
+}
+
+fn of_replays(picture: &Picture) -> Vec<Need> {
+    let of = |relay: &Relay| {
+        let all = relay.books.replays.iter().filter(|it| it.is_under_way());
+        let need = |replay: &super::answers::Replay| {
+            let path = format!("/work/replays/{}/{}", relay.key, replay.id);
+            if replay.failed > 0 {
+                let failed = counted(replay.failed, "event", "events");
+                let what = format!("{failed} could not be published again");
+                return Some(Need::new(Weight::Look, "replay", what).at(path));
+            }
+            let waits = replay.waits_for.as_ref()?;
+            Some(Need::new(Weight::Look, "replay", format!("waits: {waits}")).at(path))
+        };
+        all.filter_map(need).collect::<Vec<_>>()
+    };
+    picture.relays.iter().flat_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picture::tests::{at, failure, picture, round, with_relay};
+    use super::super::picture::{InboxBooks, RelayBooks, Round};
+    use super::*;
+
+    fn of(round: Round) -> Vec<Need> {
+        needs(&picture([round]), at(100))
+    }
+
+    fn group(count: u64, fingerprint: &str) -> Group {
+        Group { fingerprint: fingerprint.into(), count, aggregates: count, ..Group::default() }
+    }
+
+    #[test]
+    fn nothing_needs_anybody_while_all_is_well() {
+        assert_eq!(of(round()), []);
+    }
+
+    #[test]
+    fn a_broker_that_is_away_is_why_nothing_is_published() {
+        let away = with_relay(|it, ready| {
+            (it.nats_connected, it.last_error) = (false, Some("connection refused".into()));
+            *ready = super::super::answers::Readiness {
+                reason: Some("9 rows are not published".into()),
+                ..Default::default()
+            };
+        });
+        let found = of(away);
+        assert_eq!(found.len(), 1, "one cause is told once: {found:#?}");
+        assert_eq!(found[0].what, "NATS is away: nothing is published");
+        assert_eq!(found[0].facts, ["connection refused"]);
+    }
+
+    #[test]
+    fn what_stops_comes_before_what_waits() {
+        let mut trouble = with_relay(|it, _| {
+            let slot = r#"{"wal_status": "reserved", "retained_bytes": 12025908429,
+                "wal_headroom_bytes": 9449000000, "wal_headroom_seconds": 20400}"#;
+            it.slot = serde_json::from_str(slot).expect("readable");
+        });
+        let groups =
+            vec![group(2, "payload exceeds <n> bytes"), group(4, "waits for <id>, an earlier")];
+        let mut books = RelayBooks::default();
+        (books.letters.total, books.letters.groups) = (6, groups);
+        trouble.relays[0].books = Some(Ok(books));
+        let found = of(trouble);
+        let subjects: Vec<_> = found.iter().map(|it| &*it.subject).collect();
+        assert_eq!(subjects, ["relay", "2 dead letters"]);
+        assert_eq!(found[0].what, "the slot keeps 11 GiB of 20 GiB of log");
+        assert_eq!(found[0].facts, ["full in 5 h 40 min at this rate"]);
+        assert_eq!(found[1].facts, ["2 aggregates", "4 events wait behind them"]);
+        let act = found[1].act.as_ref().expect("it can be requeued");
+        assert!(act.path.ends_with("source=relay&reason=payload%20exceeds%20"), "{}", act.path);
+    }
+
+    #[test]
+    fn an_open_breaker_says_why_and_until_when() {
+        let mut open = round();
+        if let Ok((status, _)) = &mut open.inboxes[0].processes[0].1 {
+            let it = status.consumers.get_mut("mailer").expect("it is there");
+            it.handler.breaker = "open".into();
+            it.handler.next_probe_at = Some(at(160));
+            it.paused = Some("the handler is away: 503".into());
+        }
+        let found = of(open);
+        assert_eq!(found[0].what, "breaker open: the handler is away: 503");
+        assert_eq!(found[0].facts[..2], ["42 wait", "oldest 2 s"]);
+        assert!(found[0].facts[2].starts_with("next try "), "{:?}", found[0].facts);
+        let act = found[0].act.as_ref().expect("it can be closed");
+        assert_eq!((&*act.path, act.is_change), ("/consumers/inbox/mailer/close-breaker", true));
+    }
+
+    #[test]
+    fn who_paused_a_consumer_is_named() {
+        let mut paused = round();
+        let mut books = InboxBooks::default();
+        let consumer = r#"{"name": "mailer", "pause": {"by": "ada", "why": "repair"}}"#;
+        books.consumers = vec![serde_json::from_str(consumer).expect("readable")];
+        paused.inboxes[0].books = Some(Ok(books));
+        assert_eq!(of(paused)[0].what, "paused by ada: repair");
+    }
+
+    #[test]
+    fn one_process_of_several_may_be_away() {
+        let mut away = round();
+        let second = ("10.0.0.3:9464".to_owned(), Err(failure("connection refused")));
+        away.relays[0].processes.push(second);
+        let found = of(away.clone());
+        assert_eq!((found[0].weight, &*found[0].subject), (Weight::Look, "10.0.0.3:9464"));
+        away.relays[0].processes.drain(..1);
+        assert_eq!(of(away)[0].weight, Weight::Stops);
+    }
+}

@@ -1,0 +1,219 @@
+//! What an action would do, in words, before it is done.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::answers::{Letters, ReplayPlan};
+use super::figures::{count, counted, rounded, span};
+
+/// What stands for itself in every part of an address (RFC 3986).
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// A value for a path or a query.
+pub(crate) fn escape(text: &str) -> String {
+    utf8_percent_encode(text, ESCAPED).to_string()
+}
+
+/// The longest part of a fingerprint that each reason of its group has: between `<n>` and `<id>`.
+pub(crate) fn literal(fingerprint: &str) -> &str {
+    let mut longest = "";
+    let mut rest = fingerprint;
+    loop {
+        let found = ["<n>", "<id>"].iter().filter_map(|it| Some((rest.find(it)?, it.len()))).min();
+        let (end, skip) = found.unwrap_or((rest.len(), 0));
+        if end > longest.len() {
+            longest = &rest[..end];
+        }
+        if skip == 0 {
+            return longest;
+        }
+        rest = &rest[end + skip..];
+    }
+}
+
+/// A fingerprint as people read it.
+pub(crate) fn cause(fingerprint: &str) -> String {
+    fingerprint.replace("<n>", "…").replace("<id>", "…")
+}
+
+/// Whether parking wrote these reasons: the events wait for an earlier one of their aggregate.
+pub(crate) fn is_of_followers(fingerprint: &str) -> bool {
+    fingerprint.starts_with("waits for <id>")
+}
+
+/// What is decided about a dead letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verb {
+    Requeue,
+    Discard,
+    Reject,
+}
+
+impl Verb {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Requeue => "requeue",
+            Self::Discard => "discard",
+            Self::Reject => "reject",
+        }
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Requeue => "Requeue",
+            Self::Discard => "Discard",
+            Self::Reject => "Reject",
+        }
+    }
+
+    /// It cannot be undone: a reason is needed.
+    pub(crate) fn is_final(self) -> bool {
+        self != Self::Requeue
+    }
+}
+
+/// More than so many are discarded only by somebody who typed how many.
+const UNTYPED_MAX: u64 = 10;
+
+/// What an action on many dead letters would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LetterPlan {
+    pub(crate) total: u64,
+    /// Sentences, the most important first.
+    pub(crate) lines: Vec<String>,
+    /// How many has to be typed.
+    pub(crate) typed: bool,
+}
+
+/// Of a page of the API that has only what the filter matches.
+pub(crate) fn letters(verb: Verb, letters: &Letters, rate: Option<u32>) -> LetterPlan {
+    let aggregates: u64 = letters.groups.iter().map(|it| it.aggregates).sum();
+    let mut lines = Vec::new();
+    let causes = counted(letters.groups.len() as u64, "cause", "causes");
+    let at_most = if letters.groups.len() > 1 { "at most " } else { "" };
+    let of = counted(aggregates, "aggregate", "aggregates");
+    lines.push(format!("They have {causes} and are of {at_most}{of}."));
+    match verb {
+        Verb::Requeue => {
+            lines.push(
+                "Events of one aggregate are published in the order of their commits. What was \
+                 published of it since then stays before them."
+                    .into(),
+            );
+            lines.push("What still cannot be published becomes a dead letter again.".into());
+        }
+        Verb::Discard => lines.push(
+            "They are never published. Later events of their aggregates no longer wait for them. \
+             This cannot be undone."
+                .into(),
+        ),
+        Verb::Reject => {
+            lines.push("They are answered and never handled. This cannot be undone.".into())
+        }
+    }
+    if let Some(rate) = rate.filter(|_| letters.total > 0) {
+        let seconds = letters.total.div_ceil(u64::from(rate.max(1)));
+        lines.push(format!("At {} a second it takes {}.", count(u64::from(rate)), span(seconds)));
+    }
+    lines.push("The relay does it: you may close this page.".into());
+    let typed = verb.is_final() && letters.total > UNTYPED_MAX;
+    LetterPlan { total: letters.total, lines, typed }
+}
+
+/// What a replay would do.
+pub(crate) fn replay(plan: &ReplayPlan, per_second: Option<u32>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let chosen = plan.sources.iter().find(|it| Some(&it.source) == plan.chosen.as_ref());
+    match chosen.map(|it| (&it.source, it.events)) {
+        Some((source, Some(events))) => {
+            let about = if chosen.is_some_and(|it| it.is_exact) { "" } else { "at most " };
+            let events_text = counted(events, "event", "events");
+            lines.push(format!("Publishes {about}{events_text} again, from the {source}."));
+            if let Some(rate) = per_second {
+                let seconds = events.div_ceil(u64::from(rate.max(1)));
+                lines.push(format!("At {rate} a second it takes {about}{}.", span(seconds)));
+            }
+        }
+        Some((source, None)) => lines.push(format!("Publishes events again, from the {source}.")),
+        None => lines.push("No source has these events.".into()),
+    }
+    match &*plan.consumers {
+        [] => lines.push(
+            "No consumer has an inbox beside this outbox: consumers that do not deduplicate repeat \
+             their effects."
+                .into(),
+        ),
+        names => lines.push(format!(
+            "{} skip{} what {} processed. Other consumers repeat their effects.",
+            names.join(", "),
+            if names.len() == 1 { "s" } else { "" },
+            if names.len() == 1 { "it has" } else { "they have" },
+        )),
+    }
+    lines.extend(plan.warnings.iter().cloned());
+    lines
+}
+
+/// Of a hundred parts, how many are done.
+pub(crate) fn percent(done: u64, total: u64) -> u64 {
+    use super::figures::as_f64;
+    if total == 0 { 0 } else { rounded(as_f64(done) * 100.0 / as_f64(total)).min(100) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answers::{Group, PlanSource};
+    use super::*;
+
+    #[test]
+    fn the_part_that_each_reason_has_is_the_longest_literal() {
+        let check = |fingerprint: &str, expected: &str| assert_eq!(literal(fingerprint), expected);
+        check("payload exceeds <n> bytes", "payload exceeds ");
+        check("<n> Unprocessable Entity: down", " Unprocessable Entity: down");
+        check("waits for <id>, an earlier event", ", an earlier event");
+        check("no number", "no number");
+        check("<n>", "");
+    }
+
+    fn of(total: u64) -> Letters {
+        let group = |count| Group { count, aggregates: count, ..Group::default() };
+        Letters { total, groups: vec![group(total)], ..Letters::default() }
+    }
+
+    #[test]
+    fn a_plan_says_how_many_and_how_long() {
+        let plan = letters(Verb::Requeue, &of(1000), Some(50));
+        assert_eq!(plan.lines[0], "They have 1 cause and are of 1,000 aggregates.");
+        assert!(plan.lines.iter().any(|it| it == "At 50 a second it takes 20 s."), "{plan:?}");
+        assert!(!plan.typed);
+    }
+
+    #[test]
+    fn what_is_for_good_is_typed_if_it_is_much() {
+        assert!(letters(Verb::Discard, &of(11), None).typed);
+        assert!(!letters(Verb::Discard, &of(10), None).typed);
+    }
+
+    #[test]
+    fn a_replay_says_whose_effects_repeat() {
+        let source =
+            PlanSource { source: "stream".into(), events: Some(4210), ..PlanSource::default() };
+        let mut plan = ReplayPlan {
+            sources: vec![source],
+            chosen: Some("stream".into()),
+            consumers: vec!["billing".into()],
+            ..ReplayPlan::default()
+        };
+        let lines = replay(&plan, Some(50));
+        assert_eq!(lines[0], "Publishes at most 4,210 events again, from the stream.");
+        assert_eq!(lines[1], "At 50 a second it takes at most 85 s.");
+        assert!(lines[2].starts_with("billing skips what it has processed."), "{lines:?}");
+        plan.consumers.clear();
+        assert!(replay(&plan, None)[1].contains("repeat"));
+    }
+
+    #[test]
+    fn progress_is_a_share() {
+        assert_eq!((percent(0, 0), percent(1200, 4210), percent(9, 3)), (0, 29, 100));
+    }
+}

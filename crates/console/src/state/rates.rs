@@ -1,0 +1,110 @@
+//! What lies between two answers: rates and percentiles.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use jiff::Timestamp;
+
+use super::answers::Buckets;
+use super::figures::as_f64;
+
+/// Percentiles are those of what was published in this time.
+const SPAN_SECONDS: i64 = 10;
+
+/// Totals of processes that only grow until the process starts anew.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    last: BTreeMap<String, (Timestamp, u64)>,
+}
+
+impl Counters {
+    /// By how much a total grew each second since the last time. `None` at first, and where it fell.
+    pub(crate) fn rate(&mut self, of: &str, now: Timestamp, total: u64) -> Option<f64> {
+        let (at, before) = self.last.insert(of.to_owned(), (now, total))?;
+        let grown = total.checked_sub(before)?;
+        let seconds = now.duration_since(at).as_secs_f64();
+        (seconds > 0.0).then(|| as_f64(grown) / seconds)
+    }
+}
+
+/// Histograms since the start of a process, again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Durations {
+    seen: VecDeque<(Timestamp, BTreeMap<i32, u64>)>,
+}
+
+/// In seconds, at most 9 % above what they were.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Percentiles {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+impl Durations {
+    pub(crate) fn see<'a>(&mut self, now: Timestamp, all: impl Iterator<Item = &'a Buckets>) {
+        let mut counts = BTreeMap::new();
+        for (bucket, count) in all.flat_map(|it| &it.buckets) {
+            *counts.entry(*bucket).or_default() += count;
+        }
+        let total = |counts: &BTreeMap<i32, u64>| counts.values().sum::<u64>();
+        if self.seen.back().is_some_and(|(_, last)| total(last) > total(&counts)) {
+            self.seen.clear();
+        }
+        self.seen.push_back((now, counts));
+        let is_over = |at: &Timestamp| now.duration_since(*at).as_secs() >= SPAN_SECONDS;
+        while self.seen.len() > 2 && self.seen.get(1).is_some_and(|(at, _)| is_over(at)) {
+            self.seen.pop_front();
+        }
+    }
+
+    /// Of what came within the span; `None` if nothing did.
+    pub(crate) fn percentiles(&self) -> Option<Percentiles> {
+        let ((_, first), (_, last)) = (self.seen.front()?, self.seen.back()?);
+        let before = |bucket: &i32| first.get(bucket).copied().unwrap_or_default();
+        let grown =
+            last.iter().map(|(bucket, count)| (bucket, count.saturating_sub(before(bucket))));
+        let grown: Vec<_> = grown.filter(|(_, count)| *count > 0).collect();
+        let total: u64 = grown.iter().map(|(_, count)| count).sum();
+        let at = |per_mille: u64| {
+            let wanted = (total * per_mille).div_ceil(1000);
+            let mut below = 0;
+            let found = grown.iter().find(|(_, count)| {
+                below += count;
+                below >= wanted
+            });
+            found.map(|(bucket, _)| (f64::from(**bucket) / 8.0).exp2())
+        };
+        Some(Percentiles { p50: at(500)?, p99: at(990)?, max: at(1000)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("a time")
+    }
+
+    #[test]
+    fn a_rate_lies_between_two_answers_of_one_process() {
+        let mut counters = Counters::default();
+        assert_eq!(counters.rate("7", at(0), 100), None);
+        assert_eq!(counters.rate("7", at(2), 300), Some(100.0));
+        assert_eq!(counters.rate("7", at(3), 10), None, "another process");
+        assert_eq!(counters.rate("7", at(4), 11), Some(1.0));
+    }
+
+    #[test]
+    fn percentiles_are_of_what_came_lately() {
+        let mut durations = Durations::default();
+        let mut see = |second, buckets: &[(i32, u64)]| {
+            durations.see(at(second), [Buckets { buckets: buckets.into() }].iter());
+            durations.percentiles()
+        };
+        assert_eq!(see(0, &[(-80, 1000)]), None);
+        let found = see(1, &[(-80, 1098), (0, 2)]).expect("some came");
+        assert_eq!((found.p50, found.p99, found.max), (0.000_976_562_5, 1.0, 1.0));
+        assert_eq!(see(30, &[(-80, 1098), (0, 2)]), None, "nothing came for long");
+    }
+}

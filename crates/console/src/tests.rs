@@ -1,0 +1,449 @@
+//! The whole console on a relay and an inbox that answer what they are told to.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use crate::{Console, Kind, Peer, Settings, Upstream};
+
+const HOSTILE: &str = "<img src=x onerror=alert(1)>";
+const ID: &str = "0198f3f0-0000-7000-8000-000000000001";
+
+/// What an upstream was asked to change.
+type Changes = Arc<Mutex<Vec<(String, String)>>>;
+
+/// An upstream whose names are hostile, with the tokens `viewer`, `operator` and `admin`.
+async fn upstream() -> (String, Changes) {
+    let changes = Changes::default();
+    let router = Router::new().fallback(answer).with_state(Arc::clone(&changes));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let authority = listener.local_addr().expect("an address").to_string();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (authority, changes)
+}
+
+fn role(headers: &HeaderMap) -> Option<&str> {
+    let token = headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")?;
+    ["viewer", "operator", "admin"].contains(&token).then_some(token)
+}
+
+async fn answer(State(changes): State<Changes>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let problem = |status: StatusCode, detail: &str| {
+        let body = format!(r#"{{"detail": "{detail}", "hint": "a hint"}}"#);
+        (status, body).into_response()
+    };
+    if path == "/readyz" {
+        return r#"{"ready": true}"#.into_response();
+    }
+    let Some(role) = role(&parts.headers) else {
+        return problem(StatusCode::UNAUTHORIZED, "a bearer token is needed");
+    };
+    if path == "/api/v1/config" && role != "admin" {
+        return problem(StatusCode::FORBIDDEN, "this needs the role admin");
+    }
+    if parts.method != "GET" {
+        if role == "viewer" {
+            return problem(
+                StatusCode::FORBIDDEN,
+                "this needs the role operator, and yours is viewer",
+            );
+        }
+        let body = body.collect().await.expect("whole").to_bytes();
+        let body = String::from_utf8(body.to_vec()).expect("text");
+        if body == "[]" {
+            return problem(StatusCode::UNPROCESSABLE_ENTITY, "objects, not lists");
+        }
+        changes.lock().expect("no panic").push((format!("{} {path}", parts.method), body));
+        return r#"{"operation": 7}"#.into_response();
+    }
+    match told(&path) {
+        Some(body) => body.into_response(),
+        None => problem(StatusCode::NOT_FOUND, "unknown"),
+    }
+}
+
+/// What there is at a path, with hostile names.
+fn told(path: &str) -> Option<String> {
+    let letter = format!(
+        r#"{{"id": "{ID}", "consumer": "{HOSTILE}", "aggregate_type": "{HOSTILE}",
+            "aggregate_id": "../{HOSTILE}", "event_type": "{HOSTILE}", "reason": "{HOSTILE}",
+            "dead_at": "2026-11-26T16:48:07Z", "attempts": 1}}"#
+    );
+    let story = format!(
+        r#"{{"record": {{"status": "FAILED", "attempts": 1, "last_error": "{HOSTILE}"}}}}"#
+    );
+    let body = match path {
+        "/api/v1/status" => format!(
+            r#"{{"role": "active", "postgres_connected": true, "nats_connected": true,
+                "last_error": "{HOSTILE}", "waiting_for": "{HOSTILE}", "consumers":
+                {{"{HOSTILE}": {{"state": "active", "pending": 3, "paused": "{HOSTILE}"}}}}}}"#
+        ),
+        "/api/v1/consumers" => {
+            format!(r#"{{"consumers": [{{"name": "{HOSTILE}", "pause": {{"by": "{HOSTILE}"}}}}]}}"#)
+        }
+        "/api/v1/replays" => format!(
+            r#"{{"replays": [{{"id": "{ID}", "status": "running", "asked_by": "{HOSTILE}",
+                "reason": "{HOSTILE}", "aggregate_type": "{HOSTILE}", "aggregate_id": "1"}}]}}"#
+        ),
+        "/api/v1/outbox/dead-letter" | "/api/v1/inbox/dead-letter" => format!(
+            r#"{{"total": 1, "groups": [{{"fingerprint": "{HOSTILE}", "count": 1}}],
+                "dead_letters": [{letter}]}}"#
+        ),
+        "/api/v1/events" => format!(
+            r#"{{"events": [{{"id": "{ID}", "state": "{HOSTILE}",
+            "aggregate_type": "{HOSTILE}", "event_type": "{HOSTILE}"}}]}}"#
+        ),
+        path if path.contains("dead-letter/") => format!(
+            r#"{{"state": "dead", "dead_letter": {letter}, "payload": {{"n": 9007199254740993}},
+                "history": [{{"action": "requeue", "actor": "{HOSTILE}"}}]}}"#
+        ),
+        path if path.starts_with("/api/v1/events/") => format!(
+            r#"{{"id": "{ID}", "dead_letter": {letter}, "notes": ["{HOSTILE}"],
+                "consumers": {{"{HOSTILE}": {story}}}}}"#
+        ),
+        path if path.starts_with("/api/v1/replays/") => format!(
+            r#"{{"id": "{ID}", "status": "paused", "reason": "{HOSTILE}", "failed": 1,
+                "failures": [{{"event": "{ID}", "reason": "{HOSTILE}"}}]}}"#
+        ),
+        path if path.starts_with("/api/v1/consumers/") => {
+            format!(r#"{{"name": "{HOSTILE}", "last_error": "{HOSTILE}"}}"#)
+        }
+        _ => return None,
+    };
+    Some(body)
+}
+
+/// A console, with what its upstreams were asked to change.
+struct Stage {
+    router: Router,
+    changes: Changes,
+    _token: tempfile::NamedTempFile,
+    asking: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.asking.abort();
+    }
+}
+
+async fn stage(change: impl FnOnce(&mut Settings)) -> Stage {
+    let (authority, changes) = upstream().await;
+    let token = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(token.path(), "viewer\n").expect("written");
+    let of = |kind| Upstream {
+        kind,
+        authority: authority.clone(),
+        token_file: Some(token.path().to_owned()),
+    };
+    let upstreams = vec![of(Kind::Relay), of(Kind::Inbox)];
+    let mut settings = Settings { upstreams, ..Settings::default() };
+    change(&mut settings);
+    let console = Console::new(settings);
+    let router = console.router().layer(middleware::from_fn(at_home));
+    let asking = tokio::spawn(async move { console.keep_asking().await });
+    Stage { router, changes, _token: token, asking }
+}
+
+async fn at_home(mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(Peer([127, 0, 0, 1].into()));
+    next.run(request).await
+}
+
+/// An answer, whole.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Stage {
+    async fn send(&self, method: &str, path: &str, cookie: &str, form: Option<&str>) -> Answer {
+        let mut request = Request::builder().method(method).uri(path).header("host", "127.0.0.1");
+        if !cookie.is_empty() {
+            request = request.header("cookie", cookie);
+        }
+        if form.is_some() {
+            request = request.header("content-type", "application/x-www-form-urlencoded");
+        }
+        let request = request.body(Body::from(form.unwrap_or_default().to_owned()));
+        let request = request.expect("a request");
+        let response = self.router.clone().oneshot(request).await.expect("an answer");
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.expect("whole").to_bytes();
+        let body = String::from_utf8(body.to_vec()).expect("text");
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    async fn get(&self, path: &str, cookie: &str) -> Answer {
+        self.send("GET", path, cookie, None).await
+    }
+
+    /// Signs in, and says what cookie that gave.
+    async fn sign_in(&self, token: &str) -> Result<String, Answer> {
+        let form = form_of(&self.get("/sign-in", "").await.body);
+        let fields = format!("form={form}&token={token}");
+        let answer = self.send("POST", "/sign-in", "", Some(&fields)).await;
+        match answer.headers.get(header::SET_COOKIE) {
+            Some(cookie) => {
+                let cookie = cookie.to_str().expect("text");
+                assert!(cookie.contains("HttpOnly; SameSite=Strict"), "{cookie}");
+                Ok(cookie.split(';').next().expect("a pair").to_owned())
+            }
+            None => Err(answer),
+        }
+    }
+}
+
+/// What a form of this page has to send along.
+fn form_of(page: &str) -> String {
+    let (_, rest) = page.split_once("name=\"form\" value=\"").expect("a form");
+    rest.split('"').next().expect("a value").to_owned()
+}
+
+fn pages() -> Vec<String> {
+    let name = crate::state::plan::escape(HOSTILE);
+    vec![
+        "/".into(),
+        "/?reach=day".into(),
+        "/dead-letters".into(),
+        "/dead-letters?source=inbox".into(),
+        format!("/dead-letters?source=relay&reason={name}&aggregate={name}"),
+        format!("/dead-letters/plan?action=discard&source=relay&reason={name}"),
+        format!("/dead-letters/relay/{ID}"),
+        format!("/dead-letters/inbox/{ID}?consumer={name}"),
+        "/events".into(),
+        format!("/events?q={name}"),
+        format!("/events/{ID}"),
+        "/consumers".into(),
+        format!("/consumers/inbox/{name}"),
+        "/work".into(),
+        format!("/work/replays/relay/{ID}"),
+        format!("/work/replays/new?aggregate={name}"),
+        "/nothing".into(),
+    ]
+}
+
+#[tokio::test]
+async fn whatever_a_name_is_it_is_text_on_every_page() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    for path in pages() {
+        let answer = stage.get(&path, &cookie).await;
+        let is_there = path != "/nothing";
+        assert_eq!(
+            answer.status.is_success(),
+            is_there,
+            "{path}: {} {}",
+            answer.status,
+            answer.body
+        );
+        assert!(!answer.body.contains("<img"), "{path}: {}", answer.body);
+        if is_there && !path.contains("reach=day") {
+            assert!(answer.body.contains("onerror"), "{path} shows the name");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_answer_tells_the_browser_what_it_may_do() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
+    for path in pages().iter().map(String::as_str).chain(["/sign-in"]) {
+        let headers = stage.get(path, &cookie).await.headers;
+        let of = |name: &str| headers.get(name).and_then(|it| it.to_str().ok()).unwrap_or_default();
+        let policy = of("content-security-policy");
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';"), "{path}: {policy}");
+        assert!(policy.ends_with("require-trusted-types-for 'script'"), "{path}: {policy}");
+        assert!(!policy.contains("unsafe"), "{policy}");
+        let others = ["cache-control", "referrer-policy", "x-content-type-options"].map(of);
+        assert_eq!(others, ["no-store", "no-referrer", "nosniff"], "{path}");
+    }
+    let page = stage.get("/", &cookie).await.body;
+    let (_, rest) = page.split_once("/assets/").expect("an asset");
+    let name = rest.split('"').next().expect("a name");
+    let asset = stage.get(&format!("/assets/{name}"), "").await;
+    assert_eq!(asset.status, StatusCode::OK);
+    assert!(asset.headers["cache-control"].to_str().expect("text").contains("immutable"));
+}
+
+#[tokio::test]
+async fn nobody_sees_anything_before_signing_in() {
+    let stage = stage(|_| {}).await;
+    for path in pages() {
+        let answer = stage.get(&path, "").await;
+        assert_eq!(answer.status, StatusCode::SEE_OTHER, "{path}");
+        let to = answer.headers[header::LOCATION].to_str().expect("text");
+        assert!(to.starts_with("/sign-in") && answer.body.is_empty(), "{path}: {to}");
+    }
+    assert_eq!(stage.get("/live", "").await.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(stage.get("/", "tailpost=0000").await.status, StatusCode::SEE_OTHER);
+    let posted = stage.send("POST", "/work/replays/new", "", Some("aggregate=a:b")).await;
+    assert_eq!(posted.status, StatusCode::UNAUTHORIZED);
+    assert!(!posted.body.contains("<nav"), "no page around it: {}", posted.body);
+    let page = stage.get("/sign-in", "").await.body;
+    assert!(!page.contains("<nav"), "{page}");
+}
+
+#[tokio::test]
+async fn five_wrong_tokens_are_enough_for_a_minute() {
+    let stage = stage(|_| {}).await;
+    for _ in 0..5 {
+        let refused = stage.sign_in("wrong").await.expect_err("nobody knows it");
+        assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    }
+    let refused = stage.sign_in("operator").await.expect_err("too many");
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_form_without_its_token_changes_nothing() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let path = format!("/dead-letters/relay/{ID}/requeue");
+    for form in ["", "form=", "form=0123"] {
+        let answer = stage.send("POST", &path, &cookie, Some(form)).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{form}");
+    }
+    // That of a page before signing in is another's.
+    let foreign = form_of(&stage.get("/sign-in", "").await.body);
+    let answer = stage.send("POST", &path, &cookie, Some(&format!("form={foreign}"))).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN);
+    assert!(stage.changes.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn a_viewer_who_posts_by_hand_is_refused_by_the_upstream() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
+    let page = stage.get(&format!("/dead-letters/relay/{ID}"), &cookie).await.body;
+    assert!(page.contains("disabled title=\"needs operator\""), "{page}");
+    let form = form_of(&page);
+    for (path, fields) in [
+        (format!("/dead-letters/relay/{ID}/requeue"), String::new()),
+        (format!("/dead-letters/relay/{ID}/discard"), "&why=x".into()),
+        ("/dead-letters/work".into(), "&source=relay&action=requeue".into()),
+        ("/dead-letters/selected".into(), format!("&action=requeue&letter=relay%20{ID}%20")),
+        ("/consumers/inbox/mailer/pause".into(), String::new()),
+        ("/work/replays/new".into(), "&source=relay&aggregate=a:b&why=x".into()),
+        (format!("/work/replays/relay/{ID}/cancel"), String::new()),
+    ] {
+        let answer =
+            stage.send("POST", &path, &cookie, Some(&format!("form={form}{fields}"))).await;
+        assert!(answer.status.is_client_error(), "{path}: {}", answer.status);
+        assert!(answer.body.contains("yours is viewer"), "{path}: {}", answer.body);
+    }
+    assert!(stage.changes.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn an_edited_payload_is_one_decision_and_an_unedited_one_sends_none() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let path = format!("/dead-letters/relay/{ID}");
+    let form = form_of(&stage.get(&path, &cookie).await.body);
+    let shown = stage.send("POST", &path, &cookie, Some(&format!("form={form}"))).await;
+    assert!(shown.body.contains("9007199254740993"), "its digits are kept: {}", shown.body);
+    let original = "&original=%7B%22n%22%3A1%7D&why=mended";
+    for payload in ["%7B%22n%22%3A1%7D", "%7B%22n%22%3A2%7D"] {
+        let fields = format!("form={form}{original}&payload={payload}");
+        let answer = stage.send("POST", &format!("{path}/requeue"), &cookie, Some(&fields)).await;
+        assert_eq!(answer.status, StatusCode::SEE_OTHER);
+    }
+    let changes = stage.changes.lock().expect("no panic").clone();
+    let asked = format!("POST /api/v1/outbox/dead-letter/{ID}/requeue");
+    let expected = [
+        (asked.clone(), r#"{"why":"mended"}"#.to_owned()),
+        (asked, r#"{"payload":"{\"n\":2}","why":"mended"}"#.to_owned()),
+    ];
+    assert_eq!(changes, expected);
+}
+
+#[tokio::test]
+async fn what_is_for_good_needs_a_reason_and_a_count() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let form = form_of(&stage.get("/", &cookie).await.body);
+    let path = format!("/dead-letters/relay/{ID}/discard");
+    let answer = stage.send("POST", &path, &cookie, Some(&format!("form={form}&why=+"))).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    let fields = format!("form={form}&source=relay&action=discard");
+    let answer = stage.send("POST", "/dead-letters/work", &cookie, Some(&fields)).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(stage.changes.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn a_console_without_tokens_answers_to_names_of_this_machine_alone() {
+    let open = |it: &mut Settings| it.upstreams.iter_mut().for_each(|it| it.token_file = None);
+    let stage = stage(open).await;
+    assert_eq!(stage.get("/", "").await.status, StatusCode::OK);
+    for host in ["evil.example", "10.0.0.1:9466"] {
+        let request = Request::builder().uri("/").header("host", host).body(Body::empty());
+        let request = request.expect("a request");
+        let answer = stage.router.clone().oneshot(request).await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::MISDIRECTED_REQUEST, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_only_console_changes_nothing_whoever_asks() {
+    let stage = stage(|it| it.read_only = true).await;
+    let cookie = stage.sign_in("admin").await.ok().expect("signed in");
+    let form = form_of(&stage.get("/", &cookie).await.body);
+    let path = format!("/dead-letters/relay/{ID}/requeue");
+    let answer = stage.send("POST", &path, &cookie, Some(&format!("form={form}"))).await;
+    assert_eq!(answer.status, StatusCode::FORBIDDEN);
+    assert!(stage.changes.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn pages_work_below_a_prefix_whether_the_proxy_keeps_it_or_not() {
+    let stage = stage(|it| it.base_path = "/ops/tailpost".into()).await;
+    let answer = stage.get("/ops/tailpost/work", "").await;
+    let to = answer.headers[header::LOCATION].to_str().expect("text");
+    assert_eq!(to, "/ops/tailpost/sign-in?next=%2Fwork");
+    let cookie = stage.sign_in("viewer").await.ok().expect("signed in, without the prefix");
+    for path in ["/ops/tailpost", "/ops/tailpost/", "/", "/ops/tailpost/work"] {
+        let answer = stage.get(path, &cookie).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}");
+        let links = answer.body.split("href=\"").skip(1);
+        let foreign: Vec<_> = links
+            .filter_map(|it| it.split('"').next())
+            .filter(|it| !it.starts_with("/ops/tailpost") && !it.starts_with('#'))
+            .collect();
+        assert!(foreign.is_empty(), "{path}: {foreign:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_gone_ends_its_session() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let form = form_of(&stage.get("/", &cookie).await.body);
+    let out = stage.send("POST", "/sign-out", &cookie, Some(&format!("form={form}"))).await;
+    assert_eq!(out.status, StatusCode::SEE_OTHER);
+    assert_eq!(stage.get("/", &cookie).await.status, StatusCode::SEE_OTHER);
+}
+
+#[tokio::test]
+async fn the_next_page_after_signing_in_is_one_of_the_console() {
+    let stage = stage(|_| {}).await;
+    let form = form_of(&stage.get("/sign-in", "").await.body);
+    for (next, to) in
+        [("%2Fwork", "/work"), ("%2F%2Fevil.example", "/"), ("https%3A%2F%2Fevil", "/")]
+    {
+        let fields = format!("form={form}&token=viewer&next={next}");
+        let answer = stage.send("POST", "/sign-in", "", Some(&fields)).await;
+        assert_eq!(answer.headers[header::LOCATION].to_str().expect("text"), to);
+    }
+}
