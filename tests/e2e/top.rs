@@ -133,8 +133,7 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
             let has = |start: &str, text: &str| {
                 it.lines().any(|line| line.starts_with(start) && line.contains(text))
             };
-            let all =
-                [("relay", "active"), ("slot", "reserved"), ("dead", "0"), ("breaker", "closed")];
+            let all = [("relay", "active"), ("slot", "reserved"), ("dead", "0")];
             all.iter().all(|(start, text)| has(start, text))
                 && has("billing", "paused") // nobody listens where its handler should be
                 && has("latency", "p99")
@@ -147,7 +146,7 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
         .wait("it fits a small terminal", async |it| {
             it.lines().all(|line| line.chars().count() <= 40)
                 && it.contains("slot")
-                && !it.contains("from sending")
+                && !it.contains("billing")
         })
         .await;
     terminal.resize("100", "30");
@@ -169,8 +168,6 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
             !it.contains("unreachable") && rate(it).is_some_and(|it| it > 0.0)
         })
         .await;
-    terminal.press("?");
-    terminal.wait("it helps", async |it| it.contains("ask less often")).await;
     terminal.press("q");
     terminal.wait_restored(0).await;
 }

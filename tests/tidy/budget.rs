@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18586),
     ("servers", 2340),
-    ("tailpost", 12949),
+    ("tailpost", 12108),
 ];
 
 /// Settings of the configuration file.

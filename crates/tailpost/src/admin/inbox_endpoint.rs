@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use inbox::{BreakerState, State, Status, Upkept};
+use operate::consumers::Backlog;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -67,10 +68,11 @@ impl Engine for Inbox {
 
     fn status(&self) -> anyhow::Result<String> {
         let samples = self.samples.borrow().clone();
-        let durable = |name: &str| samples.consumers.get(name).and_then(|it| it.durable);
         let all = snapshot(&self.consumers).into_iter().map(|(name, status)| {
-            let pending = durable(&name).map(|it| it.pending);
-            (name, ConsumerStatus { status, pending })
+            let sample = samples.consumers.get(&name);
+            let pending = sample.and_then(|it| Some(it.durable?.pending));
+            let backlog = sample.map(|it| it.backlog.clone());
+            (name, ConsumerStatus { status, pending, backlog })
         });
         crate::output::to_json(&AllStatus { consumers: all.collect() })
     }
@@ -162,13 +164,14 @@ struct ConsumerStatus {
     status: Status,
     /// What the broker has not delivered yet, as of the last look; `None` if it could not be asked.
     pending: Option<u64>,
+    /// What the records have, as of the last look.
+    backlog: Option<Backlog>,
 }
 
 #[cfg(test)]
 mod tests {
 
     use inbox::{Claims, DeadLetterCounts, LeaseCounts, Summary};
-    use operate::consumers::Backlog;
 
     use crate::admin::Durable;
     use crate::admin::metrics::Format;

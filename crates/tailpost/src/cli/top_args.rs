@@ -12,12 +12,12 @@ pub(crate) struct TopArgs {
     /// The inbox to watch: http://HOST:PORT [default: admin.inbox_listen, if it answers there]
     #[arg(long, value_name = "URL", value_parser = address)]
     pub(crate) inbox_url: Option<SocketAddr>,
-    /// How often to ask, from 200ms to 60s; + and - change it
+    /// How often to ask, from 200ms to 60s
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     pub(crate) interval: Duration,
     /// Print one screen as text and exit; also without a terminal
     ///
-    /// Asks twice, an interval apart, so that there are rates. COLUMNS says how wide it is.
+    /// Asks twice, an interval apart, so that there are rates.
     #[arg(long)]
     pub(crate) once: bool,
 }

@@ -97,7 +97,8 @@ fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
     LacksRights { of, needs: "SELECT", source }
 }
 
-fn shards(relay: &Value) -> &[Value] {
+/// The shards of a relay, or the only one.
+pub(super) fn shards(relay: &Value) -> &[Value] {
     relay["shards"].as_array().map_or(std::slice::from_ref(relay), Vec::as_slice)
 }
 

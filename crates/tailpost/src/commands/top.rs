@@ -1,154 +1,147 @@
-//! `tailpost top`: what a relay and an inbox do, live.
+//! `tailpost top`: one screen that says whether events move, how far behind they are, and what is
+//! stuck.
 
-mod dashboard;
-mod figures;
-mod poller;
-mod readings;
 mod screen;
-mod terminal;
+mod seen;
 
-use std::time::Instant;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::widgets::Widget;
-use tokio::sync::mpsc;
-use tokio::time::sleep_until;
+use anyhow::{Context, Result};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
+use ratatui::widgets::{Paragraph, Wrap};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use self::dashboard::{Dashboard, Input, Link, Output};
-use self::poller::Poller;
-use self::screen::Screen;
-use self::terminal::{Happened, Taken};
+use self::seen::Seen;
 use super::dlq::client::Client;
 use crate::cli::TopArgs;
 use crate::config::{AdminSettings, OrOff, Settings};
 use crate::refusal::{Kind, Refusal};
 use crate::{output, shutdown};
 
-/// How wide a screen is that goes to no terminal, and how high.
-const COLUMNS: u16 = 100;
-const ROWS: u16 = 40;
+/// How often the relay counts dead letters for this command: that takes a query.
+const COUNT_EVERY: Duration = Duration::from_secs(5);
+/// How long the screen stays as it is, if no key is pressed.
+const REDRAW: Duration = Duration::from_millis(200);
 
-pub(super) async fn run(args: &TopArgs, settings: &Settings) -> anyhow::Result<()> {
-    if !args.once {
-        terminal::check()?;
+pub(super) async fn run(args: &TopArgs, settings: &Settings) -> Result<()> {
+    if !args.once && !std::io::stdout().is_terminal() {
+        return Err(Refusal::conflict("standard output is not a terminal")
+            .with_hint(
+                "`tailpost status --json` is for scripts; `tailpost top --once` prints one screen",
+            )
+            .into());
     }
-    let (admin, title) = addresses(args, &settings.admin);
-    let inbox = match *admin.inbox_listen {
-        Some(_) => Some((Client::of_inbox(&admin)?, args.inbox_url.is_some())),
-        None => None,
-    };
-    if admin.listen.is_none() {
+    let listen = args.relay_url.or(*settings.admin.listen);
+    let inbox_listen = OrOff(args.inbox_url.or(*settings.admin.inbox_listen));
+    let admin = AdminSettings { listen: OrOff(listen), inbox_listen, ..settings.admin.clone() };
+    let Some(address) = listen else {
         let off = Refusal::new(Kind::Unreachable, "admin.listen is off, so no relay can be asked");
         return Err(off.with_hint("--relay-url says where a relay listens").into());
+    };
+    let clients = Clients {
+        relay: Client::new(&admin)?,
+        inbox: inbox_listen.map(|_| Client::of_inbox(&admin)).transpose()?,
+    };
+    let head = format!("tailpost top  {address}  every {:?}  q quits", args.interval);
+    let seen = Seen::new(head, args.inbox_url.is_some());
+    match args.once {
+        true => once(args, &clients, seen).await,
+        false => watch(args.interval, clients, seen).await,
     }
-    let poller = Poller::new(Client::new(&admin)?, inbox);
-    let has_colors = std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
-    let shown = Shown { title, has_colors };
-    if args.once { once(args, poller, &shown).await } else { watch(args, poller, &shown).await }
-}
-
-/// How it is shown.
-struct Shown {
-    title: String,
-    has_colors: bool,
-}
-
-impl Shown {
-    fn screen<'a>(&'a self, dashboard: &'a Dashboard, now: Instant) -> Screen<'a> {
-        Screen { dashboard, now, title: &self.title, has_colors: self.has_colors }
-    }
-}
-
-/// The settings with the addresses of the command line.
-fn addresses(args: &TopArgs, settings: &AdminSettings) -> (AdminSettings, String) {
-    let listen = args.relay_url.or(*settings.listen);
-    let inbox_listen = args.inbox_url.or(*settings.inbox_listen);
-    let title = listen.map(|it| it.to_string()).unwrap_or_default();
-    let (listen, inbox_listen) = (OrOff(listen), OrOff(inbox_listen));
-    (AdminSettings { listen, inbox_listen, ..settings.clone() }, title)
 }
 
 /// Prints one screen.
-async fn once(args: &TopArgs, mut poller: Poller, shown: &Shown) -> anyhow::Result<()> {
-    let mut dashboard = Dashboard::new(Instant::now(), args.interval);
-    for is_last in [false, true] {
-        let told = poller.ask().await;
-        dashboard.apply(Instant::now(), Input::Told(Box::new(told)));
-        if !is_last && matches!(dashboard.relay.link, Link::Up) {
-            tokio::time::sleep(args.interval).await;
-        }
+async fn once(args: &TopArgs, clients: &Clients, seen: Seen) -> Result<()> {
+    let mut seen = seen;
+    clients.ask(&mut seen).await;
+    if seen.relay.failed.is_none() {
+        tokio::time::sleep(args.interval).await;
+        clients.ask(&mut seen).await;
     }
-    let columns = std::env::var("COLUMNS").ok().and_then(|it| it.parse().ok());
-    let area = Rect::new(0, 0, columns.unwrap_or(COLUMNS).max(1), ROWS);
-    let mut buffer = Buffer::empty(area);
-    shown.screen(&dashboard, Instant::now()).render(area, &mut buffer);
-    output::text(&text(&buffer))?;
-    match dashboard.relay.link {
-        // The screen that was printed says so too.
-        Link::Down { why, .. } => Err(Refusal::new(Kind::Unreachable, why.error).into()),
-        _ => Ok(()),
+    let lines = screen::lines(&seen, Instant::now());
+    output::text(&lines.iter().map(|it| format!("{it}\n")).collect::<String>())?;
+    match seen.relay.failed {
+        // The screen that was printed has the hint.
+        Some(failed) => Err(Refusal::new(Kind::Unreachable, failed.error).into()),
+        None => Ok(()),
     }
 }
 
-/// The lines of a screen, without what is blank at their ends.
-fn text(buffer: &Buffer) -> String {
-    let width = usize::from(buffer.area.width).max(1);
-    let lines = buffer.content().chunks(width).map(|cells| {
-        let line: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
-        line.trim_end().to_owned()
-    });
-    lines.collect::<Vec<_>>().join("\n")
-}
-
-/// Shows it until somebody has seen enough.
-async fn watch(args: &TopArgs, mut poller: Poller, shown: &Shown) -> anyhow::Result<()> {
+/// Shows the screen until a key or a signal ends it.
+async fn watch(interval: Duration, clients: Clients, seen: Seen) -> Result<()> {
     let stop = shutdown::on_signal()?;
-    let mut terminal = Taken::take()?;
-    let mut keys = terminal::keys()?;
-    let mut dashboard = Dashboard::new(Instant::now(), args.interval);
-    let (ask, mut asked) = mpsc::channel::<()>(1);
-    let (tell, mut told) = mpsc::channel(1);
-    // A task of its own, so that keys are heeded while somebody does not answer.
+    let (sender, receiver) = watch::channel(seen.clone());
     let asking = tokio::spawn(async move {
-        while asked.recv().await.is_some() {
-            if tell.send(poller.ask().await).await.is_err() {
-                return;
-            }
+        let mut seen = seen;
+        loop {
+            clients.ask(&mut seen).await;
+            sender.send_replace(seen.clone());
+            tokio::time::sleep(interval).await;
         }
     });
-    loop {
-        let now = Instant::now();
-        let screen = shown.screen(&dashboard, now);
-        terminal.0.draw(|frame| frame.render_widget(&screen, frame.area()))?;
-        let next_at = dashboard.next_at;
-        let due = async {
-            match next_at {
-                Some(at) => sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        let input = tokio::select! {
-            () = stop.cancelled() => break,
-            happened = keys.recv() => match happened {
-                Some(Happened::Pressed(key)) => Input::Key(key),
-                Some(Happened::Resized) => continue,
-                Some(Happened::Broken(error)) => return Err(error).context("the terminal failed"),
-                None => break,
-            },
-            Some(told) = told.recv() => Input::Told(Box::new(told)),
-            () = due => Input::Due,
-            // That somebody is away for longer is shown too.
-            () = tokio::time::sleep(std::time::Duration::from_secs(1)) => continue,
-        };
-        match dashboard.apply(Instant::now(), input) {
-            Some(Output::Quit) => break,
-            // There is room: it is asked once at a time.
-            Some(Output::Ask) => _ = ask.try_send(()),
-            None => {}
+    let shown = tokio::task::spawn_blocking(move || {
+        let mut terminal = ratatui::try_init().context("could not take over the terminal")?;
+        let shown = show(&mut terminal, &receiver, &stop);
+        ratatui::restore();
+        shown.context("the terminal failed")
+    });
+    let shown = shown.await?;
+    asking.abort();
+    shown
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    seen: &watch::Receiver<Seen>,
+    stop: &CancellationToken,
+) -> std::io::Result<()> {
+    while !stop.is_cancelled() {
+        let lines = screen::lines(&seen.borrow(), Instant::now());
+        let screen = Paragraph::new(lines).wrap(Wrap { trim: false });
+        terminal.draw(|frame| frame.render_widget(screen, frame.area()))?;
+        if event::poll(REDRAW)? && is_end(&event::read()?) {
+            break;
         }
     }
-    asking.abort();
     Ok(())
+}
+
+fn is_end(event: &Event) -> bool {
+    let Some(key) = event.as_key_press_event() else { return false };
+    let is_control_c =
+        key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+    is_control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+}
+
+/// The APIs that are asked.
+struct Clients {
+    relay: Client,
+    inbox: Option<Client>,
+}
+
+impl Clients {
+    /// Asks both, beside each other.
+    async fn ask(&self, seen: &mut Seen) {
+        let is_due = seen.counted_at.is_none_or(|it| it.elapsed() >= COUNT_EVERY);
+        let inbox = async { Some(self.inbox.as_ref()?.get::<Value>("status").await) };
+        let letters = async {
+            let counted = self.relay.get("outbox/dead-letter?limit=0");
+            if is_due { counted.await.ok() } else { None }
+        };
+        let (relay, inbox, letters) = tokio::join!(self.relay.get("status"), inbox, letters);
+        let now = Instant::now();
+        let hint = "start `tailpost relay`; admin.listen or --relay-url says where it is";
+        seen.relay.see(now, relay, hint);
+        if let Some(inbox) = inbox {
+            let hint = "start `tailpost inbox run`; --inbox-url says where it is";
+            seen.inbox.see(now, inbox, hint);
+        }
+        if is_due {
+            (seen.letters, seen.counted_at) = (letters.or(seen.letters.take()), Some(now));
+        }
+    }
 }

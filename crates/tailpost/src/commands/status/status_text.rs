@@ -85,7 +85,8 @@ fn text(report: &StatusReport) -> String {
 }
 
 impl Lines {
-    fn relay(&mut self, label: &str, relay: &Value) {
+    /// What a relay, or a shard of it, says of itself.
+    pub(in crate::commands) fn relay(&mut self, label: &str, relay: &Value) {
         let role = relay["role"].as_str().unwrap_or("unknown");
         let breaker = match (relay["breaker"].as_str(), relay["breaker_retry_in_seconds"].as_f64())
         {
@@ -95,7 +96,13 @@ impl Lines {
         };
         let waiting = relay["in_flight_events"].as_u64().unwrap_or(0);
         let process = if_any(", process ", relay["process_id"].as_u64());
-        self.add(label, format_args!("{role}{breaker}, {waiting} in flight{process}"));
+        let lost = |key: &str, server: &str| match &relay[key] {
+            Value::Bool(false) if role == "active" => format!(", {server} lost"),
+            _ => String::new(),
+        };
+        let postgres = lost("postgres_connected", "PostgreSQL");
+        let lost = format!("{postgres}{}", lost("nats_connected", "NATS"));
+        self.add(label, format_args!("{role}{lost}{breaker}, {waiting} in flight{process}"));
         if let Some(why) = relay["keyed_because"].as_str() {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
         }

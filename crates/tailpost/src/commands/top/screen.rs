@@ -1,463 +1,251 @@
-//! The screen of a [`Dashboard`]: what does not fit is left out, the least important first.
+//! The lines of the screen, those that matter most first.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
-use ratatui::widgets::Widget;
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use relay::Lsn;
+use serde_json::Value;
 
-use super::dashboard::{Dashboard, Link, Percentiles};
-use super::figures::{bar, latency, rate, spark};
-use super::readings::{ConsumerStatus, Replay, ShardStatus, Slot};
-use crate::commands::status::bytes;
-use crate::output::{duration, one_line};
+use super::seen::{Seen, Side};
+use crate::commands::status::{bytes, shards};
+use crate::output::{Lines, duration, if_any, one_line};
 
 /// The width of what a line is about.
-const LABEL: usize = 10;
-/// Replays that are listed.
-const REPLAYS_MAX: usize = 3;
-const KEYS: &str = "q quit  p pause  +/- interval  ? help";
+const LABEL: usize = 9;
 
-/// What to draw, and when it is.
-pub(super) struct Screen<'a> {
-    pub(super) dashboard: &'a Dashboard,
-    pub(super) now: Instant,
-    /// What is watched, as the first line says it.
-    pub(super) title: &'a str,
-    /// Whether there may be colours.
-    pub(super) has_colors: bool,
-}
-
-/// A line, and how much it matters: 0 stays longest.
-struct Row {
-    rank: u8,
-    line: Line<'static>,
-}
-
-/// How a figure looks.
-#[derive(Clone, Copy)]
-enum Tone {
-    Plain,
-    Dim,
-    Good,
-    Warning,
-    Bad,
-}
-
-impl Widget for &Screen<'_> {
-    fn render(self, area: Rect, buffer: &mut Buffer) {
-        let area = area.intersection(buffer.area);
-        let rows = self.rows(usize::from(area.width));
-        let mut dropped: Vec<_> = rows.iter().map(|it| it.rank).collect();
-        dropped.sort_unstable();
-        // The rank of the last row that fits.
-        let height = usize::from(area.height);
-        let worst = dropped.get(height.saturating_sub(1)).or(dropped.last()).copied();
-        let mut left = height;
-        let mut of_worst =
-            height.saturating_sub(rows.iter().filter(|it| Some(it.rank) < worst).count());
-        let mut y = area.y;
-        for Row { rank, line } in rows {
-            let is_last = Some(rank) == worst;
-            if left == 0 || Some(rank) > worst || is_last && of_worst == 0 {
-                continue;
-            }
-            of_worst -= usize::from(is_last);
-            left -= 1;
-            buffer.set_line(area.x, y, &line, area.width);
-            y += 1;
-        }
+/// What is out of order is red, unless there are to be no colours.
+fn style(is_wrong: bool) -> Style {
+    let has_colors = std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    match is_wrong {
+        true if has_colors => Style::new().bold().red(),
+        true => Style::new().bold(),
+        false => Style::new(),
     }
 }
 
-impl Screen<'_> {
-    fn rows(&self, width: usize) -> Vec<Row> {
-        let mut rows = vec![Row { rank: 0, line: self.head(width) }];
-        if self.dashboard.shows_help {
-            rows.extend(self.help());
-            return rows;
-        }
-        rows.extend(self.trouble(&self.dashboard.relay.link, "relay", width));
-        let shards = self.dashboard.relay.status.shards();
-        if !shards.is_empty() {
-            rows.extend(self.relay(shards, width));
-        }
-        rows.extend(self.consumers(width));
-        rows
+pub(super) fn lines(seen: &Seen, now: Instant) -> Vec<Line<'static>> {
+    let mut lines = vec![Line::styled(seen.head.clone(), Modifier::REVERSED)];
+    lines.extend(trouble(&seen.relay, "relay", now));
+    if seen.relay.has_answered() {
+        lines.extend(relay(seen));
     }
-
-    fn style(&self, tone: Tone) -> Style {
-        let color = |color, style: Style| if self.has_colors { style.fg(color) } else { style };
-        let bold = Style::new().add_modifier(Modifier::BOLD);
-        match tone {
-            Tone::Plain => Style::new(),
-            Tone::Dim => Style::new().add_modifier(Modifier::DIM),
-            Tone::Good => color(Color::Green, Style::new()),
-            Tone::Warning => color(Color::Yellow, bold),
-            Tone::Bad => color(Color::Red, bold),
-        }
+    if seen.inbox.has_answered() || seen.is_inbox_expected {
+        lines.extend(trouble(&seen.inbox, "inbox", now));
+        lines.extend(consumers(&seen.inbox));
     }
+    lines
+}
 
-    fn head(&self, width: usize) -> Line<'static> {
-        let Dashboard { interval, is_paused, .. } = self.dashboard;
-        let pace = if *is_paused { "PAUSED".into() } else { format!("every {interval:?}") };
-        let text = fit(&["tailpost top".into(), self.title.to_owned(), pace, KEYS.into()], width);
-        let style = Style::new().add_modifier(Modifier::REVERSED);
-        Line::styled(format!("{text:width$}"), style)
+/// That a process does not answer, since when, why, and what helps.
+fn trouble(side: &Side, whom: &str, now: Instant) -> Vec<Line<'static>> {
+    let Some(failed) = &side.failed else { return Vec::new() };
+    let ago = duration(now.saturating_duration_since(failed.since).as_secs_f64());
+    let said = format!("{whom} unreachable for {ago}: {}", one_line(&failed.error));
+    let hint = format!("  {}", one_line(&failed.hint));
+    vec![Line::styled(said, style(true)), Line::raw(hint)]
+}
+
+fn relay(seen: &Seen) -> Vec<Line<'static>> {
+    let (side, status) = (&seen.relay, &seen.relay.status);
+    let mut lines = Vec::new();
+    let mut add = |is_wrong: bool, text: &str| {
+        let style = if side.failed.is_some() { Modifier::DIM.into() } else { style(is_wrong) };
+        lines.extend(text.lines().map(|it| Line::styled(it.to_owned(), style)));
+    };
+    let now = side.rate(published).map_or_else(|| "-".into(), |it| format!("{it:.1}/s"));
+    add(false, &line("rate", &format!("{now}  {} stored", published(status).unwrap_or(0))));
+    let behind: u64 = shards(status).iter().map(lag_bytes).sum();
+    let lags = shards(status).iter().filter_map(|it| it["lag_seconds"].as_f64());
+    let lag = lags.fold(0.0, f64::max);
+    add(lag > 10.0, &line("lag", &format!("{}  {}", bytes(behind), latency(lag))));
+    let latencies = side.percentiles([500, 990, 1000]).map(|it| it.map(latency));
+    let said = |[p50, p99, max]: [String; 3]| format!("p50 {p50}  p99 {p99}  max {max}");
+    add(false, &line("latency", &latencies.map_or_else(|| "-".into(), said)));
+    if let Some(letters) = &seen.letters {
+        let count = letters["total"].as_u64().unwrap_or(0);
+        let oldest = letters["oldest_seconds"].as_f64().filter(|_| count > 0).map(duration);
+        add(count > 0, &line("dead", &format!("{count}{}", if_any("  oldest ", oldest))));
     }
-
-    fn help(&self) -> Vec<Row> {
-        let lines = [
-            "q, Esc, Ctrl-C  quit",
-            "p, space        pause, and go on",
-            "+ and -         ask less often, and more often",
-            "?, h            this",
-            "",
-            "rate     events stored by the broker, each second",
-            "lag      what is read from the log and not stored yet",
-            "latency  of the last 10 s, at most 9 % too high",
-            "window   events sent, or about to be, without an answer",
-            "slot     what it makes PostgreSQL keep, and until what limit",
-        ];
-        let line = |(rank, text): (u8, &str)| Row { rank, line: Line::raw(text.to_owned()) };
-        (1..).zip(lines).map(line).collect()
-    }
-
-    /// That somebody does not answer, since when, why, and what to do.
-    fn trouble(&self, link: &Link, whom: &str, width: usize) -> Vec<Row> {
-        let Link::Down { since, why } = link else { return Vec::new() };
-        let ago = duration(self.now.saturating_duration_since(*since).as_secs_f64());
-        let style = self.style(Tone::Bad);
-        let said = format!("{whom} unreachable for {ago}: {}", one_line(&why.error));
-        let mut rows = vec![Row { rank: 0, line: Line::styled(cut(&said, width), style) }];
-        // What did not fit, for its end is the cause.
-        let rest: String = said.chars().skip(width).take(2 * width).collect();
-        let mut rest = &*rest;
-        while !rest.is_empty() && width > 0 {
-            let end = rest.char_indices().nth(width).map_or(rest.len(), |(at, _)| at);
-            rows.push(Row { rank: 1, line: Line::styled(rest[..end].to_owned(), style) });
-            rest = &rest[end..];
-        }
-        if let Some(hint) = &why.hint {
-            let hint = format!("  {}", one_line(hint));
-            rows.push(Row { rank: 1, line: Line::raw(cut(&hint, width)) });
-        }
-        rows
-    }
-
-    fn relay(&self, shards: &[ShardStatus], width: usize) -> Vec<Row> {
-        let relay = &self.dashboard.relay;
-        let is_down = matches!(relay.link, Link::Down { .. });
-        let mut rows = Vec::new();
-        let mut row = |rank: u8, label: &str, tone: Tone, parts: &[String]| {
-            let tone = if is_down { Tone::Dim } else { tone };
-            rows.push(Row { rank, line: self.line(label, tone, parts, width) });
-        };
-        let of_all = OfAll::of(shards);
-        let (tone, role) = of_all.role(shards);
-        row(1, "relay", tone, &role);
-        let now = relay.rate.map_or_else(|| "-".into(), rate);
-        let room = width.saturating_sub(LABEL + 40);
-        let total = format!("{} stored", of_all.published);
-        row(0, "rate", Tone::Plain, &[now, total, spark(&relay.rates, room)]);
-        let lag = [bytes(of_all.lag_bytes), latency(of_all.lag_seconds)];
-        let tone = if of_all.lag_seconds > 10.0 { Tone::Warning } else { Tone::Plain };
-        row(0, "lag", tone, &lag);
-        row(1, "latency", Tone::Plain, &percentiles("from commit to ack", relay.commit_to_ack));
-        row(4, "", Tone::Plain, &percentiles("from sending to ack", relay.publish_to_ack));
-        row(2, "window", of_all.window_tone(), &of_all.window());
-        let (tone, breaker) = breaker(shards);
-        row(1, "breaker", tone, &breaker);
-        let slot = shards.iter().filter_map(|it| it.slot.as_ref());
-        let worst =
-            slot.max_by_key(|it| (it.wal_status.as_deref() == Some("lost"), it.retained_bytes));
-        let (tone, slot) = worst.map_or((Tone::Dim, vec!["not looked at yet".into()]), slot_parts);
-        row(1, "slot", tone, &slot);
-        let (tone, dead) = self.dead(of_all.dead_letters);
-        row(1, "dead", tone, &dead);
-        rows.extend(self.replays(width));
-        if let Some(error) = shards.iter().find_map(|it| it.last_error.as_ref()) {
-            let parts = [cut(&one_line(error), width.saturating_sub(LABEL))];
-            rows.push(Row { rank: 2, line: self.line("last error", Tone::Dim, &parts, width) });
-        }
-        if shards.len() > 1 {
-            rows.extend(self.shards(shards, width));
-        }
-        rows
-    }
-
-    fn dead(&self, written: u64) -> (Tone, Vec<String>) {
-        let since = format!("{written} written since the start");
-        match &self.dashboard.relay.dead_letters {
-            None => (Tone::Dim, vec!["not counted yet".into(), since]),
-            Some(it) if it.total == 0 => (Tone::Plain, vec!["0".into(), since]),
-            Some(it) => {
-                let oldest = it.oldest_seconds.map(|it| format!("oldest {} ago", duration(it)));
-                let parts = [Some(it.total.to_string()), oldest, Some(since)];
-                (Tone::Warning, parts.into_iter().flatten().collect())
-            }
+    for shard in shards(status) {
+        let label = |name: &str| format!("{name}{}", if_any(" ", shard["shard"].as_u64()));
+        let is_up = shard["role"] == "active" || shard["role"] == "standby";
+        let mut said = Lines::with_labels(LABEL);
+        said.relay(&label("relay"), shard);
+        add(!is_up || shard["breaker"] != "closed", &said.text);
+        let slot = &shard["slot"];
+        if !slot.is_null() {
+            add(slot["wal_status"] == "lost", &line(&label("slot"), &slot_said(slot)));
         }
     }
+    lines
+}
 
-    fn replays(&self, width: usize) -> Vec<Row> {
-        let all = &self.dashboard.relay.replays.replays;
-        let under_way: Vec<&Replay> = all.iter().filter(|it| it.is_under_way()).collect();
-        let row = |rank, label: &str, parts: &[String]| Row {
-            rank,
-            line: self.line(label, Tone::Plain, parts, width),
-        };
-        if under_way.is_empty() {
-            return vec![row(3, "replays", &["none under way".into()])];
-        }
-        let mut rows = Vec::new();
-        for (place, replay) in under_way.iter().take(REPLAYS_MAX).enumerate() {
-            let label = if place == 0 { "replays" } else { "" };
-            let of = replay.events.map(|it| format!(" of {it}")).unwrap_or_default();
-            let id: String = replay.id.chars().take(8).collect();
-            let mut parts = vec![id, one_line(&replay.status).into_owned()];
-            parts.push(format!("{}{of} published", replay.published));
-            if replay.failed > 0 {
-                parts.push(format!("{} failed", replay.failed));
-            }
-            parts.extend(replay.waits_for.as_ref().map(|it| one_line(it).into_owned()));
-            rows.push(row(2, label, &parts));
-        }
-        if under_way.len() > REPLAYS_MAX {
-            let more = format!("{} more", under_way.len() - REPLAYS_MAX);
-            rows.push(row(4, "", &[more]));
-        }
-        rows
-    }
+fn published(status: &Value) -> Option<u64> {
+    shards(status).iter().map(|it| it["published_total"].as_u64()).sum()
+}
 
-    fn shards(&self, shards: &[ShardStatus], width: usize) -> Vec<Row> {
-        let rates = &self.dashboard.relay.shard_rates;
-        let line = |(at, shard): (usize, &ShardStatus)| {
-            let number = shard.shard.unwrap_or(0);
-            let now = rates.get(at).copied().flatten().map_or_else(|| "-".into(), rate);
-            let slot = shard.slot.as_ref().map(|it| format!("keeps {}", bytes(it.retained_bytes)));
-            let lag = format!("lag {} {}", bytes(shard.lag_bytes()), latency(shard.lag_seconds));
-            let mut parts = vec![shard.role.clone(), now, lag];
-            parts.push(format!("breaker {}", shard.breaker));
-            parts.extend(slot);
-            let tone = if is_well(shard) { Tone::Plain } else { Tone::Warning };
-            Row { rank: 3, line: self.line(&format!("shard {number}"), tone, &parts, width) }
-        };
-        shards.iter().enumerate().map(line).collect()
-    }
+/// What is read of the log and not resolved.
+fn lag_bytes(shard: &Value) -> u64 {
+    let lsn = |name: &str| shard[name].as_str()?.parse().ok().map(|Lsn(it)| it);
+    let (received, resolved) = (lsn("received_lsn"), lsn("resolved_lsn"));
+    received.unwrap_or(0).saturating_sub(resolved.unwrap_or(0))
+}
 
-    fn consumers(&self, width: usize) -> Vec<Row> {
-        let inbox = &self.dashboard.inbox;
-        let mut rows = self.trouble(&inbox.link, "inbox", width);
-        let is_down = matches!(inbox.link, Link::Down { .. });
-        let elsewhere = inbox.consumers.consumers.iter();
-        let elsewhere = elsewhere.filter(|it| !inbox.status.consumers.contains_key(&it.name));
-        let heading =
-            ["lag", "rate", "busy", "breaker", "failed", "dead"].map(|it| format!("{it:>8}"));
-        let mut parts = vec![format!("{:8}", "state")];
-        parts.extend(heading);
-        let name_width = (width / 4).clamp(8, 24);
-        let columns = |name: &str, parts: &[String]| {
-            let name = cut(&one_line(name), name_width);
-            fit(&[vec![format!("{name:name_width$}")], parts.to_vec()].concat(), width)
-        };
-        let mut of_each = Vec::new();
-        for (name, status) in &inbox.status.consumers {
-            let (tone, parts) = self.consumer(name, status);
-            let tone = if is_down { Tone::Dim } else { tone };
-            of_each.push((2, Line::styled(columns(name, &parts), self.style(tone))));
-            if let Some(why) = &status.paused {
-                let why = cut(&format!("  {}", one_line(why)), width);
-                of_each.push((3, Line::styled(why, self.style(Tone::Warning))));
-            }
-        }
-        for consumer in elsewhere {
-            let worker = consumer.worker.as_ref();
-            let state = match worker {
-                Some(it) if it.is_valid => format!("on {}", one_line(&it.owner)),
-                _ => "no worker".into(),
-            };
-            let parts = [
-                cut(&state, 24),
-                format!("failed {}", consumer.failed),
-                format!("dead {}", consumer.dead),
-            ];
-            of_each.push((3, Line::styled(columns(&consumer.name, &parts), self.style(Tone::Dim))));
-        }
-        if !of_each.is_empty() {
-            let line = Line::styled(columns("consumer", &parts), self.style(Tone::Dim));
-            rows.push(Row { rank: 5, line: Line::raw("") });
-            rows.push(Row { rank: 3, line });
-        }
-        rows.extend(of_each.into_iter().map(|(rank, line)| Row { rank, line }));
-        rows
-    }
+fn slot_said(slot: &Value) -> String {
+    let status = slot["wal_status"].as_str().unwrap_or("none");
+    let keeps = bytes(slot["retained_bytes"].as_u64().unwrap_or(0));
+    let room = slot["wal_headroom_bytes"].as_u64().map(bytes);
+    let room = room.map_or_else(|| "without limit".into(), |it| format!("room for {it}"));
+    let full = slot["wal_headroom_seconds"].as_f64().map(duration);
+    format!("{status}  keeps {keeps}  {room}{}", if_any("  full in ", full))
+}
 
-    fn consumer(&self, name: &str, status: &ConsumerStatus) -> (Tone, Vec<String>) {
-        let inbox = &self.dashboard.inbox;
-        let recorded = inbox.consumers.consumers.iter().find(|it| it.name == name);
-        let number = |it: Option<u64>| it.map_or_else(|| "-".into(), |it| it.to_string());
+fn consumers(side: &Side) -> Vec<Line<'static>> {
+    let consumers = side.status["consumers"].as_object();
+    let Some(consumers) = consumers.filter(|it| !it.is_empty()) else { return Vec::new() };
+    let row = |name: &str, [state, figures @ ..]: [String; 7]| {
+        let figures: String = figures.iter().map(|it| format!("{it:>10}")).collect();
+        format!("{:<24} {state:<9}{figures}", one_line(name))
+    };
+    let head = ["state", "lag", "rate", "busy", "breaker", "failed", "dead"].map(str::to_owned);
+    let mut lines = vec![Line::raw(""), Line::styled(row("consumer", head), Modifier::DIM)];
+    for (name, it) in consumers {
+        let text = |it: &Value| it.as_str().unwrap_or("-").to_owned();
+        let number = |it: &Value| it.as_u64().map_or_else(|| "-".into(), |it| it.to_string());
         // What the broker has, and what is here and not handled.
-        let lag = status.pending.map(|it| it + status.held + status.left);
-        let now = inbox.rates.get(name).map_or_else(|| "-".into(), |it| rate(*it));
-        let breaker = status.handler.breaker.clone();
-        let mut parts = vec![format!("{:8}", one_line(&status.state))];
-        let figures = [
-            number(lag),
-            now,
-            status.busy.to_string(),
-            breaker,
-            number(recorded.map(|it| it.failed)),
-            number(recorded.map(|it| it.dead)),
-        ];
-        parts.extend(figures.map(|it| format!("{it:>8}")));
-        let is_well =
-            matches!(&*status.state, "active" | "standby") && status.handler.breaker != "open";
-        (if is_well { Tone::Plain } else { Tone::Warning }, parts)
+        let here = it["held"].as_u64().unwrap_or(0) + it["left"].as_u64().unwrap_or(0);
+        let lag = it["pending"].as_u64().map_or_else(|| "-".into(), |it| (it + here).to_string());
+        let rate = side.rate(|of| of["consumers"][name]["counts"]["processed"].as_u64());
+        let (state, breaker) = (text(&it["state"]), text(&it["handler"]["breaker"]));
+        let is_up = (state == "active" || state == "standby") && breaker != "open";
+        let style = if side.failed.is_some() { Modifier::DIM.into() } else { style(!is_up) };
+        let (busy, backlog) = (number(&it["busy"]), &it["backlog"]);
+        let (failed, dead) = (number(&backlog["failed"]), number(&backlog["dead"]));
+        let rate = rate.map_or_else(|| "-".into(), |it| format!("{it:.1}/s"));
+        let figures = [state, lag, rate, busy, breaker, failed, dead];
+        lines.push(Line::styled(row(name, figures), style));
+        let why = it["paused"].as_str().map(|it| format!("  {}", one_line(it)));
+        lines.extend(why.map(|it| Line::styled(it, style)));
     }
-
-    fn line(&self, label: &str, tone: Tone, parts: &[String], width: usize) -> Line<'static> {
-        let label = format!("{:LABEL$}", cut(label, width.min(LABEL)));
-        let text = fit(parts, width.saturating_sub(LABEL));
-        Line::from(vec![
-            Span::styled(label, self.style(Tone::Dim)),
-            Span::styled(text, self.style(tone)),
-        ])
-    }
+    lines
 }
 
-/// The figures of all shards together.
-#[derive(Default)]
-struct OfAll {
-    published: u64,
-    dead_letters: u64,
-    lag_bytes: u64,
-    lag_seconds: f64,
-    in_flight: (u64, u64),
-    window: (u64, u64),
+fn line(label: &str, said: &str) -> String {
+    let mut lines = Lines::with_labels(LABEL);
+    lines.add(label, said);
+    lines.text
 }
 
-impl OfAll {
-    fn of(shards: &[ShardStatus]) -> Self {
-        shards.iter().fold(Self::default(), |all, it| Self {
-            published: all.published + it.published_total,
-            dead_letters: all.dead_letters + it.dead_letters_total,
-            lag_bytes: all.lag_bytes + it.lag_bytes(),
-            lag_seconds: all.lag_seconds.max(it.lag_seconds),
-            in_flight: (
-                all.in_flight.0 + it.in_flight_events,
-                all.in_flight.1 + it.in_flight_bytes,
-            ),
-            window: (all.window.0 + it.window.events, all.window.1 + it.window.bytes),
-        })
+/// A time of any length.
+fn latency(seconds: f64) -> String {
+    match seconds {
+        ..0.01 => format!("{:.1} ms", seconds * 1e3),
+        ..1.0 => format!("{:.0} ms", seconds * 1e3),
+        ..60.0 => format!("{seconds:.1} s"),
+        _ => duration(seconds),
     }
-
-    fn role(&self, shards: &[ShardStatus]) -> (Tone, Vec<String>) {
-        let [first, rest @ ..] = shards else { return (Tone::Dim, Vec::new()) };
-        let is_same = rest.iter().all(|it| it.role == first.role);
-        let role = if is_same { first.role.clone() } else { "several roles".into() };
-        let lost =
-            |is_up: bool, of: &str| if is_up { format!("{of} ok") } else { format!("{of} LOST") };
-        let postgres = shards.iter().all(|it| it.postgres_connected);
-        let nats = shards.iter().all(|it| it.nats_connected);
-        let mut parts = vec![one_line(&role).into_owned()];
-        if first.role == "active" || !is_same {
-            parts.extend([lost(postgres, "PostgreSQL"), lost(nats, "NATS")]);
-        }
-        parts.push(format!("process {}", first.process_id));
-        parts.extend(first.waiting_for.as_ref().map(|it| format!("waiting {}", one_line(it))));
-        let tone = match &*first.role {
-            "active" if postgres && nats && is_same => Tone::Good,
-            "standby" if is_same => Tone::Plain,
-            _ => Tone::Warning,
-        };
-        (tone, parts)
-    }
-
-    fn share(&self) -> f64 {
-        #[allow(clippy::cast_precision_loss, reason = "a bar has ten steps")]
-        let share =
-            |(used, limit): (u64, u64)| if limit == 0 { 0.0 } else { used as f64 / limit as f64 };
-        share((self.in_flight.0, self.window.0)).max(share((self.in_flight.1, self.window.1)))
-    }
-
-    fn window(&self) -> Vec<String> {
-        let ((events, size), (events_max, size_max)) = (self.in_flight, self.window);
-        let of = |limit: String, known: u64| {
-            if known == 0 { String::new() } else { format!(" of {limit}") }
-        };
-        vec![
-            bar(self.share()),
-            format!("{events}{} events", of(events_max.to_string(), events_max)),
-            format!("{}{}", bytes(size), of(bytes(size_max), size_max)),
-        ]
-    }
-
-    fn window_tone(&self) -> Tone {
-        if self.share() >= 1.0 { Tone::Warning } else { Tone::Plain }
-    }
-}
-
-fn is_well(shard: &ShardStatus) -> bool {
-    let is_kept = |it: &Slot| it.wal_status.as_deref() != Some("lost");
-    matches!(&*shard.role, "active" | "standby")
-        && shard.breaker == "closed"
-        && shard.slot.as_ref().is_none_or(is_kept)
-}
-
-fn breaker(shards: &[ShardStatus]) -> (Tone, Vec<String>) {
-    let broken = shards.iter().find(|it| it.breaker != "closed");
-    let Some(shard) = broken else { return (Tone::Good, vec!["closed".into()]) };
-    let retry = shard.breaker_retry_in_seconds.map(|it| format!("tries again in {}", latency(it)));
-    let parts = [Some(one_line(&shard.breaker).into_owned()), retry];
-    (Tone::Bad, parts.into_iter().flatten().collect())
-}
-
-fn slot_parts(slot: &Slot) -> (Tone, Vec<String>) {
-    let status = slot.wal_status.as_deref().unwrap_or("none");
-    let headroom = slot.wal_headroom_bytes.map(|it| format!("room for {}", bytes(it)));
-    let left = slot.wal_headroom_seconds.map(Duration::from_secs);
-    let full = left.map(|it| format!("full in {}", duration(it.as_secs_f64())));
-    let unlimited = headroom.is_none().then(|| "without limit".to_owned());
-    let keeps = format!("keeps {}", bytes(slot.retained_bytes));
-    let parts = [Some(one_line(status).into_owned()), Some(keeps), headroom, unlimited, full];
-    let tone = match status {
-        "lost" | "none" => Tone::Bad,
-        "unreserved" => Tone::Warning,
-        _ if left.is_some_and(|it| it < Duration::from_hours(1)) => Tone::Warning,
-        _ => Tone::Plain,
-    };
-    (tone, parts.into_iter().flatten().collect())
-}
-
-fn percentiles(what: &str, found: Option<Percentiles>) -> Vec<String> {
-    let Some(Percentiles { p50, p99, max }) = found else {
-        return vec!["-".into(), what.into()];
-    };
-    let named = [("p50", p50), ("p99", p99), ("max", max)];
-    let named = named.map(|(name, seconds)| format!("{name} {}", latency(seconds)));
-    [named.to_vec(), vec![what.to_owned()]].concat()
-}
-
-/// As many of the parts as there is room for; of the first at least its beginning.
-fn fit(parts: &[String], width: usize) -> String {
-    let mut text = String::new();
-    let mut parts = parts.iter().filter(|it| !it.is_empty());
-    if let Some(first) = parts.next() {
-        text = cut(first, width);
-    }
-    for part in parts {
-        if text.chars().count() + 2 + part.chars().count() <= width {
-            text += &format!("  {part}");
-        }
-    }
-    text
-}
-
-fn cut(text: &str, width: usize) -> String {
-    text.chars().take(width).collect()
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(published: u64) -> Value {
+        json!({
+            "process_id": 7, "role": "active", "postgres_connected": true, "nats_connected": true,
+            "received_lsn": "0/2000", "resolved_lsn": "0/1000", "lag_seconds": 0.002,
+            "in_flight_events": 512, "published_total": published, "breaker": "closed",
+            "commit_to_ack": { "buckets": [[-80, published]] },
+            "slot": { "wal_status": "reserved", "retained_bytes": 16_777_216,
+                "wal_headroom_bytes": 1_073_741_824, "wal_headroom_seconds": 7200 },
+        })
+    }
+
+    /// A relay that stores 1,000 events a second, and an inbox.
+    fn seen(start: Instant) -> Seen {
+        let mut seen = Seen::new("tailpost top  127.0.0.1:9464".into(), false);
+        for second in 0..3_u32 {
+            let (at, total) = (start + second * Duration::from_secs(1), u64::from(second) * 1000);
+            let inbox = json!({ "consumers": {
+                "billing": { "state": "active", "handler": { "breaker": "closed" }, "busy": 4,
+                    "held": 2, "counts": { "processed": total / 2 }, "pending": 40,
+                    "backlog": { "failed": 1, "dead": 2 } },
+                "mail": { "state": "paused", "paused": "paused by ada",
+                    "handler": { "breaker": "open" } },
+            } });
+            seen.relay.see(at, Ok(status(total)), "");
+            seen.inbox.see(at, Ok(inbox), "");
+        }
+        seen.letters = Some(json!({ "total": 3, "oldest_seconds": 90.0 }));
+        seen
+    }
+
+    fn text(seen: &Seen, now: Instant) -> String {
+        lines(seen, now).iter().map(|it| format!("{}\n", it.to_string().trim_end())).collect()
+    }
+
+    #[test]
+    fn the_screen_says_whether_events_move_and_what_is_stuck() {
+        let start = Instant::now();
+        let expected = "\
+tailpost top  127.0.0.1:9464
+rate      1000.0/s  2000 stored
+lag       4.0 KiB  2.0 ms
+latency   p50 1.0 ms  p99 1.0 ms  max 1.0 ms
+dead      3  oldest 1m 30s
+relay     active, 512 in flight, process 7
+slot      reserved  keeps 16.0 MiB  room for 1.0 GiB  full in 2h 0m
+
+consumer                 state           lag      rate      busy   breaker    failed      dead
+billing                  active           42   500.0/s         4    closed         1         2
+mail                     paused            -         -         -      open         -         -
+  paused by ada
+";
+        assert_eq!(text(&seen(start), start), expected);
+    }
+
+    #[test]
+    fn a_process_that_is_away_is_told_of_with_the_reason_and_what_to_do() {
+        let start = Instant::now();
+        let mut seen = seen(start);
+        let refused = anyhow::anyhow!("could not reach a relay: \u{1b}[2Jrefused");
+        seen.relay.see(start, Err(refused), "start `tailpost relay`");
+        let text = text(&seen, start + Duration::from_secs(65));
+        let expected = "relay unreachable for 1m 5s: could not reach a relay: \\u{1b}[2Jrefused\n  \
+                        start `tailpost relay`\nrate      -  2000 stored\n";
+        assert!(text.contains(expected), "what was known stays\n{text}");
+        let nothing = Seen::new("top".into(), false);
+        assert_eq!(lines(&nothing, start).len(), 1);
+    }
+
+    #[test]
+    fn a_shard_that_is_not_well_is_told_apart() {
+        let (start, mut seen) = (Instant::now(), Seen::new("top".into(), false));
+        let (mut one, mut other) = (status(10), status(20));
+        (one["shard"], other["shard"]) = (0.into(), 1.into());
+        other["breaker"] = "open".into();
+        other["breaker_retry_in_seconds"] = 7.0.into();
+        other["nats_connected"] = false.into();
+        other["slot"]["wal_status"] = "lost".into();
+        seen.relay.see(start, Ok(json!({ "shards": [one, other] })), "");
+        let text = text(&seen, start);
+        for shown in [
+            "rate      -  30 stored",
+            "relay 0   active, 512 in flight",
+            "relay 1   active, NATS lost, breaker open, next try in 7 s",
+            "slot 1    lost",
+        ] {
+            assert!(text.contains(shown), "{shown}\n{text}");
+        }
+        let bold = lines(&seen, start)
+            .iter()
+            .filter(|it| it.style.add_modifier.contains(Modifier::BOLD))
+            .count();
+        assert_eq!(bold, 2, "{text}");
+    }
+}
