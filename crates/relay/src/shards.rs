@@ -60,10 +60,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// The most that there can be.
-    pub const MAX: u32 = 64;
-
-    /// All of `count` shards: 1 to [`MAX`](Self::MAX), see [`Config::validate`](crate::Config::validate).
+    /// All of `count` shards, 1 at least.
     #[must_use]
     pub fn new(count: u32) -> Self {
         Self { count, one: None }

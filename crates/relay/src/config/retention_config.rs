@@ -12,13 +12,13 @@ pub struct RetentionConfig {
     /// Rows of the outbox, from when they were published or dropped by a route; at least
     /// [`StreamConfig::duplicate_window`].
     pub published: Option<Duration>,
-    /// Dead letters of the outbox, from when they were discarded; at least a day. Others stay.
+    /// Dead letters of the outbox, from when they were discarded. Others stay.
     pub dead_letters: Option<Duration>,
     /// What was done to dead letters, by whom and why; at least as long as `dead_letters`.
     pub audit: Option<Duration>,
     /// Replays, from when they were done or cancelled. The newest stays.
     pub replays: Option<Duration>,
-    /// The time between two passes; at least 100 ms.
+    /// The time between two passes.
     pub interval: Duration,
 }
 
@@ -47,22 +47,15 @@ impl RetentionConfig {
             );
             return Err(Error::invalid("retention.published", text));
         }
-        if self.dead_letters.is_some_and(|it| it < Duration::from_hours(24)) {
-            return Err(Error::invalid("retention.dead_letters", "must be at least 1d"));
-        }
-        if let Some(audit) = self.audit {
-            let least = self.dead_letters.unwrap_or(Duration::from_hours(24));
-            if audit < least {
-                let text = format!(
-                    "{audit:?} is shorter than retention.dead_letters, which is {least:?}: a dead \
-                     letter would be there without what was decided about it. Raise the one, or \
-                     lower the other"
-                );
-                return Err(Error::invalid("retention.audit", text));
-            }
-        }
-        if self.interval < Duration::from_millis(100) {
-            return Err(Error::invalid("retention.interval", "must be at least 100ms"));
+        if let (Some(audit), Some(letters)) = (self.audit, self.dead_letters)
+            && audit < letters
+        {
+            let text = format!(
+                "{audit:?} is shorter than retention.dead_letters, which is {letters:?}: a dead \
+                 letter would be there without what was decided about it. Raise the one, or lower \
+                 the other"
+            );
+            return Err(Error::invalid("retention.audit", text));
         }
         Ok(())
     }

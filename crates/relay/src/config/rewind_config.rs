@@ -21,12 +21,6 @@ impl Default for RewindConfig {
 
 impl RewindConfig {
     pub(super) fn check(&self, slot: &str) -> Result<(), Error> {
-        if self.retain.is_some_and(|it| it < 16 << 20) {
-            return Err(Error::invalid("rewind.retain", "must be at least 16MiB, or off"));
-        }
-        if self.max_age < Duration::from_secs(60) {
-            return Err(Error::invalid("rewind.max_age", "must be at least 1m"));
-        }
         if self.retain.is_some() && slot.len() + SUFFIX.len() > 63 {
             let text = format!("{slot}{SUFFIX}, the rewind slot's name, is longer than 63 bytes");
             return Err(Error::invalid("postgres.slot", text));

@@ -111,10 +111,6 @@ impl Config {
     /// Checks what belongs to shards.
     pub(crate) fn check_shards(&self) -> Result<(), Error> {
         let Shards { count, .. } = self.shards;
-        if !(1..=Shards::MAX).contains(&count) {
-            let text = format!("{count} is not between 1 and {}", Shards::MAX);
-            return Err(Error::invalid("relay.shards", text));
-        }
         let named = self.stream.subjects.iter().filter(|it| it.contains(PLACEHOLDER)).count();
         if count == 1 {
             let text = "{shard} needs relay.shards above 1";

@@ -16,9 +16,6 @@ pub struct WalConfig {
 
 impl WalConfig {
     pub(super) fn check(self, config: &Config) -> Result<(), Error> {
-        if self.limit.is_some_and(|limit| limit < 1 << 20) {
-            return Err(Error::invalid("relay.wal_limit", "must be at least 1MiB"));
-        }
         if !self.messages {
             return Ok(());
         }

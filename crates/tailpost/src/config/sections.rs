@@ -71,6 +71,7 @@ pub(crate) struct RelaySettings {
     pub(super) mode: Word<Mode>,
     pub(crate) shards: Count<1, 64>,
     pub(super) subject: Parsed<SubjectTemplate>,
+    /// Beyond this the client would drop acknowledgements that are not read fast enough.
     pub(super) window_events: Count<1, 65_536>,
     pub(super) window_bytes: Size<{ 64 << 10 }, { 4 << 30 }>,
     pub(super) ack_timeout: Time<100>,

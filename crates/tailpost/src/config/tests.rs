@@ -253,6 +253,35 @@ fn wrong_values_are_refused_with_what_is_allowed() {
 }
 
 #[test]
+fn values_beyond_their_bounds_are_refused_by_name() {
+    for (section, key, value) in [
+        ("stream", "replicas", "0"),
+        ("stream", "duplicate_window", "'99ms'"),
+        ("relay", "window_events", "65537"),
+        ("relay", "window_bytes", "'1KiB'"),
+        ("relay", "scan_batch", "0"),
+        ("relay", "scan_interval", "'99ms'"),
+        ("relay", "mark_batch", "0"),
+        ("relay", "mark_interval", "'0s'"),
+        ("relay", "poll_batch", "1001"),
+        ("relay", "poll_workers", "65"),
+        ("relay", "poll_interval", "'0s'"),
+        ("relay", "max_attempts", "0"),
+        ("relay", "ack_timeout", "'99ms'"),
+        ("relay", "wal_limit", "'1KiB'"),
+        ("relay", "shards", "65"),
+        ("retention", "dead_letters", "'23h'"),
+        ("retention", "audit", "'23h'"),
+        ("retention", "interval", "'99ms'"),
+        ("rewind", "retain", "'15MiB'"),
+        ("rewind", "max_age", "'59s'"),
+    ] {
+        let (text, _) = refusal(&format!("[{section}]\n{key} = {value}\n"), &[]);
+        assert!(text.contains(&format!("{section}.{key}")), "{key} = {value}: {text}");
+    }
+}
+
+#[test]
 fn a_named_file_must_exist() {
     let sources = Sources { file: Some("/no/tailpost.toml".into()), ..Sources::default() };
     let Err(error) = Settings::load(&sources) else { panic!("the file does not exist") };
