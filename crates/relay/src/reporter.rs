@@ -49,6 +49,17 @@ impl Reports {
     }
 }
 
+/// What operators are told when a session begins.
+#[derive(Default)]
+pub(crate) struct News {
+    /// Why it works in keyed mode although fenced mode is configured.
+    pub(crate) unfenced: Option<String>,
+    /// Rows whose messages the stream has lost are to be published again.
+    pub(crate) restores: bool,
+    /// The stream has events of a log that the database has not, with their places.
+    pub(crate) went_back: Option<String>,
+}
+
 pub(crate) struct Reporter {
     status: Status,
     reports: Reports,
@@ -69,14 +80,9 @@ impl Reporter {
         Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None, spans }
     }
 
-    /// A session begins: its counters start at nothing. `unfenced` says why it works in keyed mode
-    /// although fenced mode is configured.
-    pub(crate) fn begin(
-        &mut self,
-        timeline: Option<u32>,
-        unfenced: Option<String>,
-        restores: bool,
-    ) {
+    /// A session begins: its counters start at nothing.
+    pub(crate) fn begin(&mut self, timeline: Option<u32>, news: News) {
+        let News { unfenced, restores, went_back } = news;
         let stream = &self.stream;
         match &unfenced {
             Some(why) if self.status.keyed_because != unfenced => warn!(
@@ -92,16 +98,13 @@ impl Reporter {
         self.status.keyed_because = unfenced;
         self.status.timeline = timeline;
         self.status.restores = restores;
+        // Told until the process ends: whoever operates it has to look.
+        self.status.database_went_back = went_back.or(self.status.database_went_back.take());
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
         (self.status.waiting_for, self.status.held_back) = (None, false);
         self.base = self.status.clone();
         self.role(Role::Active);
-    }
-
-    /// Told until the process ends: whoever operates it has to look.
-    pub(crate) fn went_back(&mut self, why: Option<String>) {
-        self.status.database_went_back = why.or(self.status.database_went_back.take());
     }
 
     pub(crate) fn role(&mut self, role: Role) {

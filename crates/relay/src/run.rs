@@ -177,7 +177,7 @@ async fn session(
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);
-    let opened = loop {
+    let mut opened = loop {
         tokio::select! {
             // First, so that no attempt is made any more.
             biased;
@@ -188,8 +188,7 @@ async fn session(
             Ok(()) = waits.changed() => reporter.waiting(waits.borrow_and_update().clone()),
         }
     };
-    reporter.went_back(opened.went_back.clone());
-    reporter.begin(opened.source.timeline(), opened.unfenced.clone(), opened.restores);
+    reporter.begin(opened.source.timeline(), std::mem::take(&mut opened.news));
     Box::pin(Session::new(opened).run(stop, reporter)).await
 }
 

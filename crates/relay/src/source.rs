@@ -22,15 +22,18 @@ use async_nats::Client;
 use futures_util::future::{BoxFuture, FutureExt};
 use servers::NatsLink;
 use tokio::sync::watch;
+use tracing::warn;
 
 pub(crate) use self::done::{Done, Scanned};
 use self::polling::Polling;
 use self::replication::Replication;
 use crate::config::{Config, Mode};
-use crate::engine::{Engine, LastEvent, LogInput};
+use crate::describe;
+use crate::engine::{BrokerInput, Engine, LastEvent, LogInput, Tail};
 use crate::error::Error;
 use crate::nats::{Answers, Publisher, TailReader};
 use crate::postgres::Opening;
+use crate::reporter::News;
 
 /// Why a session ends whose stream has lost what it acknowledged: the next one mends that.
 const STREAM_IS_SHORTER: &str =
@@ -57,6 +60,23 @@ fn within(
     bounded.map(|done| done.unwrap_or(Err(Error::Stalled("a statement never answered")))).boxed()
 }
 
+/// What became of a statement; `None` after a warning if others have locked what it needs, so that it
+/// is to be made again.
+fn unless_contended<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, Error> {
+    match outcome {
+        Err(error) if error.is_contention() => {
+            warn!(error = describe(&error), "{what}");
+            Ok(None)
+        }
+        outcome => outcome.map(Some),
+    }
+}
+
+/// What the engine is told of a reading of the stream's tail.
+fn tail_read(read: Result<Tail, Error>) -> BrokerInput {
+    read.map_or_else(|error| BrokerInput::TailFailed(describe(&error)), BrokerInput::Tail)
+}
+
 /// A source with its engine and its connection to the broker.
 pub(crate) struct Opened {
     pub(crate) source: Source,
@@ -66,12 +86,7 @@ pub(crate) struct Opened {
     pub(crate) tail: TailReader,
     /// The engine's time counts from here. What it was told first is not older.
     pub(crate) started: Instant,
-    /// Why it works in keyed mode although fenced mode is configured.
-    pub(crate) unfenced: Option<String>,
-    /// Rows whose messages the stream has lost are to be published again.
-    pub(crate) restores: bool,
-    /// The stream has events of a log that the database has not, with their places.
-    pub(crate) went_back: Option<String>,
+    pub(crate) news: News,
 }
 
 /// Brings events, and does what the engine says.

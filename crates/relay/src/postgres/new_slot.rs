@@ -4,6 +4,7 @@ use pgoutput::Lsn;
 use pgwire_replication::IdentifySystem;
 use tracing::{debug, info};
 
+use super::open_slot::OpenSlot;
 use super::sql::Store;
 use super::start_snapshot::readable;
 use super::walsender::{Replication, number, text};
@@ -23,14 +24,6 @@ pub(crate) struct NewSlot {
     identity: IdentifySystem,
 }
 
-/// A slot that is made, on the session that made it.
-pub(crate) struct MadeSlot {
-    pub(super) session: Replication,
-    pub(super) identity: IdentifySystem,
-    pub(super) start_snapshot: String,
-    pub(super) start: Lsn,
-}
-
 impl NewSlot {
     pub(super) async fn announce(
         config: &Config,
@@ -47,17 +40,17 @@ impl NewSlot {
         Ok(Self { session, identity })
     }
 
-    /// The process that makes the slot. Until it has, that is who reads it.
-    pub(crate) fn reader(&self) -> i32 {
-        self.session.pid()
+    /// What is known of the slot until it is made. The process that makes it is who reads it.
+    pub(crate) fn awaited(&self) -> Result<OpenSlot, Error> {
+        OpenSlot::new(&self.session, &self.identity, String::new(), Lsn::ZERO)
     }
 
-    pub(crate) fn identity(&self) -> Result<(u64, u32), Error> {
-        Ok((number(&self.identity.system_id)?, self.identity.timeline))
-    }
-
-    /// Makes it, and writes down what it brings.
-    pub(crate) async fn make(self, config: &Config, store: &Store) -> Result<MadeSlot, Error> {
+    /// Makes it, and writes down what it brings. Returns it with the session that made it.
+    pub(super) async fn make(
+        self,
+        config: &Config,
+        store: &Store,
+    ) -> Result<(Replication, OpenSlot), Error> {
         let Self { mut session, identity } = self;
         let slot = &config.slot;
         info!(slot, "creating the replication slot (waits for running transactions)");
@@ -84,7 +77,8 @@ impl NewSlot {
             store.note_if_no_gap(slot).await?;
         }
         info!(slot, %start, "created the replication slot");
-        Ok(MadeSlot { session, identity, start_snapshot, start })
+        let open = OpenSlot::new(&session, &identity, start_snapshot, start)?;
+        Ok((session, open))
     }
 }
 

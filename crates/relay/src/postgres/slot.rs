@@ -10,7 +10,8 @@ use tracing::{error, warn};
 use uuid::Uuid;
 
 use super::encoding::AS_STORED;
-use super::new_slot::{MadeSlot, NewSlot};
+use super::new_slot::NewSlot;
+use super::open_slot::OpenSlot;
 use super::sql::{StateRow, Store};
 use super::walsender::{Replication, Walsender, number, text};
 use crate::config::Config;
@@ -32,40 +33,16 @@ const GIVE_UP_SOON: &str = "SELECT set_config('wal_sender_timeout', '5s', false)
 /// transaction is *not* visible in it. Everything else is the scanner's.
 pub struct Slot {
     session: Replication,
-    pub(crate) system_id: u64,
-    pub(crate) timeline: u32,
-    /// What PostgreSQL may forget already; the slot brings nothing that ended before.
-    pub(crate) confirmed: Lsn,
-    pub(crate) start_snapshot: String,
-    /// The process that will read the slot for this session.
-    pub(crate) reader: i32,
+    pub(crate) open: OpenSlot,
     /// The slot was created just now: what it does not bring has to be scanned for.
     pub created: bool,
 }
 
 impl Slot {
-    pub(crate) fn made(made: MadeSlot) -> Result<Self, Error> {
-        let MadeSlot { session, identity, start_snapshot, start } = made;
-        Self::new(session, &identity, start_snapshot, start, true)
-    }
-
-    fn new(
-        session: Replication,
-        identity: &IdentifySystem,
-        start_snapshot: String,
-        confirmed: Lsn,
-        created: bool,
-    ) -> Result<Self, Error> {
-        let reader = session.pid();
-        Ok(Self {
-            session,
-            system_id: number(&identity.system_id)?,
-            timeline: identity.timeline,
-            confirmed,
-            start_snapshot,
-            reader,
-            created,
-        })
+    /// Has a slot made that is missing.
+    pub(crate) async fn make(new: NewSlot, config: &Config, store: &Store) -> Result<Self, Error> {
+        let (session, open) = new.make(config, store).await?;
+        Ok(Self { session, open, created: true })
     }
 
     /// As `find`. Waits until PostgreSQL has made a slot that is missing; `None` if that
@@ -79,11 +56,8 @@ impl Slot {
         match Self::find(config, store, tail).await? {
             Found::There(slot) => Ok(Some(slot)),
             Found::Missing(new) => {
-                let made = match timeout(patience, new.make(config, store)).await {
-                    Ok(made) => made.and_then(Self::made).map(Some),
-                    Err(_) => Ok(None),
-                };
-                unlock(config, store, made).await
+                let made = timeout(patience, Self::make(new, config, store)).await;
+                unlock(config, store, made.map_or(Ok(None), |made| made.map(Some))).await
             }
         }
     }
@@ -120,8 +94,8 @@ impl Slot {
         }
     }
 
-    /// Starts to stream from the slot's confirmed position. Returns also what is written down: from
-    /// now on nobody else changes it.
+    /// Starts to stream from the slot's confirmed position. Returns also what is known and written
+    /// down of the slot: from now on nobody else changes it.
     ///
     /// # Errors
     ///
@@ -132,12 +106,13 @@ impl Slot {
         self,
         store: &Store,
         slot: &str,
-    ) -> Result<(Walsender, StateRow), Error> {
-        let walsender = self.session.start(slot).await?;
+    ) -> Result<(Walsender, OpenSlot, StateRow), Error> {
+        let Self { session, open, .. } = self;
+        let walsender = session.start(slot).await?;
         let state = store.load_state(slot).await?;
-        let state = state.filter(|it| it.start_snapshot.as_ref() == Some(&self.start_snapshot));
+        let state = state.filter(|it| it.start_snapshot.as_ref() == Some(&open.start_snapshot));
         let state = state.ok_or(Error::Stalled("the slot was created anew meanwhile"))?;
-        Ok((walsender, state))
+        Ok((walsender, open, state))
     }
 }
 
@@ -184,7 +159,8 @@ async fn ensure(
     let known = state.as_ref().map(|it| it.known(&identity.system_id));
     match SlotFound::of(seen.as_ref(), known.as_ref()) {
         SlotFound::Ours { start_snapshot, confirmed } => {
-            Slot::new(session, &identity, start_snapshot, confirmed, false).map(Found::There)
+            let open = OpenSlot::new(&session, &identity, start_snapshot, confirmed)?;
+            Ok(Found::There(Slot { session, open, created: false }))
         }
         SlotFound::Busy => Err(Error::SlotBusy { slot: slot.clone() }),
         SlotFound::Elsewhere(database) => Err(Error::Unusable {
@@ -316,8 +292,7 @@ async fn sweep_all(
             let rows = look.batch().await?;
             // Nothing is on its way any more: there is no next watermark to wait for.
             let verdict = sweeper.judge_finally(&rows);
-            store.mark(stream, &verdict.resolved).await?;
-            store.mark_on_trust(stream, &verdict.trusted).await?;
+            store.mark_verdict(stream, &verdict).await?;
             unlogged.extend(verdict.unlogged);
             if rows.len() < SWEPT_AT_ONCE {
                 break true;

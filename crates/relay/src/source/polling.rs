@@ -32,6 +32,7 @@ use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
 use crate::postgres::sql::ScannedRow;
 use crate::postgres::{Encoding, Opening, Rows, Store, sql};
+use crate::reporter::News;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
 const NODES_MAX: usize = 32;
@@ -109,9 +110,7 @@ pub(super) async fn open(
         answers,
         tail,
         started,
-        unfenced: None,
-        restores: false,
-        went_back: None,
+        news: News::default(),
     })
 }
 

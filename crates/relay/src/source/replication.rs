@@ -1,8 +1,8 @@
 //! The log as a source: a slot brings what is committed, and is told how far everything is resolved.
 
 mod awaited_slot;
+mod books_jobs;
 mod jobs;
-mod log_effects;
 mod log_stream;
 mod mark_jobs;
 mod open;
@@ -14,11 +14,10 @@ mod wal_reader;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pgoutput::Lsn;
 use tracing::info;
 
 use self::awaited_slot::AwaitedSlot;
-use self::jobs::{Owner, long_job};
+use self::jobs::long_job;
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
 pub(super) use self::open::{open, start};
@@ -26,29 +25,15 @@ pub(crate) use self::replay_source::{OpenReplay, Page};
 use super::history_watch::{self, HistoryWatch};
 use super::{Done, Ended, Job};
 use crate::config::Config;
-use crate::engine::{BooksInput, Engine, LastEvent, LogInput, MarkingInput, RowsEffect, Seen};
+use crate::engine::{BooksInput, Engine, LastEvent, LogInput, MarkingInput, Seen};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::sql::{Books, Rows, Scanner, SlotReader};
-use crate::postgres::{self, Store, answered};
+use crate::postgres::{self, OpenSlot, Store, answered};
 use crate::reporter::Reporter;
 
 /// How long the last thing that a stop writes may take.
 const LAST_POSITION_MAX: Duration = Duration::from_secs(5);
-
-/// The slot as it was when the session began.
-struct OpenSlot {
-    system_id: u64,
-    timeline: u32,
-    /// What was committed when the slot was created: the log does not bring it.
-    start_snapshot: String,
-    /// The process that reads the slot for us: while it does, nobody else publishes from it.
-    reader: i32,
-    /// What it was confirmed to.
-    confirmed: Lsn,
-    /// What decides which events take a sequence of the stream.
-    rules: i64,
-}
 
 /// What brings events, besides scans of the table.
 enum Log {
@@ -78,6 +63,8 @@ impl Log {
 pub(crate) struct Replication {
     config: Arc<Config>,
     slot: OpenSlot,
+    /// What decides which events take a sequence of the stream.
+    rules: i64,
     log: Log,
     tail: TailReader,
     books: Arc<Books>,
@@ -98,7 +85,7 @@ impl Replication {
     }
 
     pub(super) fn timeline(&self) -> u32 {
-        self.slot.timeline
+        self.slot.history.timeline
     }
 
     /// Cancel safe: what is taken is appended.
@@ -160,24 +147,6 @@ impl Replication {
         SlotReader { slot: self.config.slot.clone(), pid: self.slot.reader }
     }
 
-    /// Nobody claims rows: each is reached over one connection.
-    pub(super) fn rows_job(&self, effect: RowsEffect) -> Job {
-        let rows = Arc::clone(&self.rows);
-        match effect {
-            RowsEffect::Park { batch, .. } => jobs::park(rows, self.reader(), batch),
-            RowsEffect::NoteFailure { id, reason, pause, .. } => {
-                jobs::note_failure(rows, id, reason, pause)
-            }
-            RowsEffect::MakeUpForMarks => jobs::make_up_for_marks(rows),
-        }
-    }
-
-    pub(super) fn read_tail(&self, from: u64, delay: Duration) -> Job {
-        let owner = Owner { books: Arc::clone(&self.books), reader: self.reader() };
-        let known = (self.slot.system_id, self.last_event);
-        jobs::read_tail(self.tail.clone(), owner, from, known, delay)
-    }
-
     pub(super) fn tail(&self) -> TailReader {
         self.tail.clone()
     }
@@ -208,7 +177,7 @@ impl Replication {
         let stored = async {
             let (stream, end) = (&self.config.stream.name, engine.publishing().last_seq());
             self.books.note_stream_end(stream, end, self.last_event).await?;
-            self.books.checkpoint(&reader, confirmed, place, self.slot.rules).await
+            self.books.checkpoint(&reader, confirmed, place, self.rules).await
         };
         let late = Error::Stalled("the last position could not be written down");
         tokio::time::timeout(LAST_POSITION_MAX, stored).await.unwrap_or(Err(late))?;

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::mark::NOT_MARKED;
 use super::{Marks, Rows, Store};
 use crate::config::MarkBy;
-use crate::engine::{Resolved, ScanMarks};
+use crate::engine::{Resolved, ScanMarks, Verdict};
 use crate::error::Error;
 
 /// For so long after a lock was met rows that are locked are not waited for at all.
@@ -121,8 +121,14 @@ impl Marks {
 }
 
 impl Store {
+    /// Marks the rows that a verdict of the sweeper says are published. Returns how many were.
+    pub(crate) async fn mark_verdict(&self, stream: &str, it: &Verdict) -> Result<u64, Error> {
+        let marked = self.mark(stream, &it.resolved).await?;
+        Ok(marked + self.mark_on_trust(stream, &it.trusted).await?)
+    }
+
     /// Marks rows of which nobody knows where in the stream they are. Locked ones are owed their marks.
-    pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
+    async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
         if ids.is_empty() {
             return Ok(0);
         }

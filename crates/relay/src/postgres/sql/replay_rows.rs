@@ -16,6 +16,7 @@ use super::scan::size;
 use super::{Books, ScannedRow, SlotReader, Store};
 use crate::engine::{Outgoing, ReplayNote, ReplayWish};
 use crate::error::Error;
+use crate::nats::History;
 use crate::postgres::rows::scanned_columns;
 use crate::replay_selection::{ReplaySelection, ReplaySource};
 
@@ -85,11 +86,8 @@ impl ReplayedRow {
     }
 
     /// Where the event came in the log, if that is known.
-    pub(crate) fn position(
-        &self,
-        system_id: u64,
-        timeline: u32,
-    ) -> Result<Option<Position>, Error> {
+    pub(crate) fn position(&self, history: History) -> Result<Option<Position>, Error> {
+        let History { system_id, timeline } = history;
         let (lsn, ordinal): (Option<PgLsn>, Option<i32>) = (self.behind(2)?, self.behind(3)?);
         Ok(lsn.map(|lsn| {
             let ordinal = ordinal.and_then(|it| u32::try_from(it).ok()).unwrap_or(0);

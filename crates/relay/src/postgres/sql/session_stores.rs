@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::Store;
 use crate::config::Config;
-use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Watermark};
+use crate::engine::{Resolved, ScanMarks, SlotHealth, Stored, Verdict, Watermark};
 use crate::error::Error;
 use crate::postgres::standby_slots;
 
@@ -131,12 +131,8 @@ impl Marks {
         self.0.sweep_dead(start, to).await
     }
 
-    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
-        self.0.mark(stream, resolved).await
-    }
-
-    pub(crate) async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
-        self.0.mark_on_trust(stream, ids).await
+    pub(crate) async fn mark_verdict(&self, stream: &str, it: &Verdict) -> Result<u64, Error> {
+        self.0.mark_verdict(stream, it).await
     }
 
     pub(crate) async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {

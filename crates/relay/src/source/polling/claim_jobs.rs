@@ -5,20 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::warn;
-use uuid::Uuid;
 
 use super::{NO_SYSTEM, Polling, reach};
 use crate::config::Config;
 use crate::describe;
-use crate::engine::{
-    BrokerInput, ClaimsEffect, ClaimsInput, Dead, LEASE, LastEvent, Parked, Resolved, RowOfDead,
-    RowsEffect, RowsInput,
-};
+use crate::engine::{ClaimsEffect, ClaimsInput, LEASE, Parked, RowsEffect, RowsInput};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::postgres::Store;
 use crate::postgres::sql::Rows;
-use crate::source::{Done, Job, within};
+use crate::source::{Done, Job, tail_read, unless_contended, within};
 
 /// A statement that has not answered by then never will.
 const STATEMENT_MAX: Duration = Duration::from_secs(20);
@@ -47,20 +43,34 @@ impl Polling {
                 })
             }
             ClaimsEffect::Mark { claim, published } => {
-                let stream = self.config.stream.name.clone();
-                mark_some(self.holder(Some(claim))?, stream, claim, published)
+                let (store, stream) = (self.holder(Some(claim))?, self.config.stream.name.clone());
+                job(async move {
+                    let marked = store.mark(&stream, &published).await;
+                    Ok(match unless_contended(marked, "marking rows later")? {
+                        Some(marked) => ClaimsInput::Marked { claim, marked }.into(),
+                        None => ClaimsInput::NotMarked { claim, published }.into(),
+                    })
+                })
             }
             ClaimsEffect::GiveBack { claim, published } => {
                 let store = self.claims.remove(&claim).ok_or_else(unknown_claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
-                    let marked = mark(&store, &stream, &published).await?;
+                    let marked = insist(|| store.mark(&stream, &published)).await?;
                     store.finish_claim().await?;
                     Ok(freed(store, ClaimsInput::GaveBack { marked }))
                 })
             }
+            // As long as the stream answers: each request of it is bounded.
             ClaimsEffect::LookAtTail { from } => {
-                look_at_tail(self.tail.clone(), from, reach(&self.config))
+                let (tail, newest) = (self.tail.clone(), reach(&self.config));
+                async move {
+                    Ok(match tail.newest_since(from, newest, NO_SYSTEM).await {
+                        Ok(tail) => ClaimsInput::Looked(tail).into(),
+                        Err(error) => ClaimsInput::LookFailed(describe(&error)).into(),
+                    })
+                }
+                .boxed()
             }
         })
     }
@@ -73,13 +83,20 @@ impl Polling {
                 job(async move {
                     let mut parked = Vec::new();
                     for (index, dead) in batch {
-                        parked.push(Parked { index, row: park(&store, &dead).await? });
+                        let row = insist(|| store.park(&dead, None)).await?;
+                        parked.push(Parked { index, row });
                     }
                     Ok(RowsInput::Parked(parked).into())
                 })
             }
             RowsEffect::NoteFailure { claim, id, reason, pause } => {
-                note_failure(self.holder(claim)?, id, reason, pause)
+                let store = self.holder(claim)?;
+                job(async move {
+                    if let Err(error) = store.note_failure(id, &reason, pause).await {
+                        warn!(event_id = %id, error = describe(&error), "could not count an attempt");
+                    }
+                    Ok(Done::Nothing)
+                })
             }
             RowsEffect::MakeUpForMarks => {
                 // It is asked again, and may wait for a connection without a claim.
@@ -96,7 +113,8 @@ impl Polling {
 
     pub(in crate::source) fn read_tail(&self, from: u64, delay: Duration) -> Job {
         let from = from.saturating_sub(reach(&self.config)).max(1);
-        read_tail(self.tail.clone(), from, delay, self.last_event)
+        let (tail, event) = (self.tail.clone(), self.last_event);
+        async move { Ok(tail_read(tail.since(from, NO_SYSTEM, delay, event).await).into()) }.boxed()
     }
 
     pub(in crate::source) fn tail(&self) -> TailReader {
@@ -119,27 +137,6 @@ fn freed(store: Arc<Rows>, input: ClaimsInput) -> Done {
     Done::Freed(store, Box::new(input.into()))
 }
 
-fn mark_some(store: Arc<Rows>, stream: String, claim: u32, published: Vec<Resolved>) -> Job {
-    job(async move {
-        Ok(match store.mark(&stream, &published).await {
-            Err(error) if error.is_contention() => {
-                warn!(error = describe(&error), "marking rows later");
-                ClaimsInput::NotMarked { claim, published }.into()
-            }
-            marked => ClaimsInput::Marked { claim, marked: marked? }.into(),
-        })
-    })
-}
-
-fn note_failure(store: Arc<Rows>, id: Uuid, reason: String, pause: Duration) -> Job {
-    job(async move {
-        if let Err(error) = store.note_failure(id, &reason, pause).await {
-            warn!(event_id = %id, error = describe(&error), "could not count an attempt");
-        }
-        Ok(Done::Nothing)
-    })
-}
-
 fn claim_rows(
     config: Arc<Config>,
     stream_created: Arc<str>,
@@ -155,72 +152,32 @@ fn claim_rows(
                 Arc::new(Rows::of(store).await?)
             }
         };
-        let rows = match store.claim(config.poll.batch, LEASE).await {
-            // Somebody changes the table.
-            Err(error) if error.is_contention() => {
-                warn!(error = describe(&error), "cannot claim rows, trying again");
-                store.finish_claim().await?;
-                return Ok(freed(store, ClaimsInput::NotClaimed));
-            }
-            rows => rows?,
+        let rows = store.claim(config.poll.batch, LEASE).await;
+        // Somebody changes the table.
+        let Some(rows) = unless_contended(rows, "cannot claim rows, trying again")? else {
+            store.finish_claim().await?;
+            return Ok(freed(store, ClaimsInput::NotClaimed));
         };
         Ok(Done::Claimed { claim, store, rows })
     })
 }
 
-/// After a statement that met others' locks: waits, for it to be made again. Who has them for longer ends
-/// the session, and with it the claims.
-async fn contended(error: Error, times: &mut u32) -> Result<(), Error> {
-    *times += 1;
-    if !error.is_contention() || *times >= CONTENDED_MAX {
-        return Err(error);
-    }
-    warn!(error = describe(&error), "somebody has the table locked, trying again");
-    tokio::time::sleep(CONTENDED_PAUSE).await;
-    Ok(())
-}
-
-async fn park(store: &Rows, dead: &Dead) -> Result<RowOfDead, Error> {
-    let mut times = 0;
-    loop {
-        match store.park(dead, None).await {
-            Err(error) => contended(error, &mut times).await?,
-            parked => return parked,
+/// Makes a statement again, with pauses, that meets others' locks. If they last, the session ends, and
+/// with it the claims.
+async fn insist<T, F>(statement: impl Fn() -> F) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    for _ in 1..CONTENDED_MAX {
+        let what = "somebody has the table locked, trying again";
+        if let Some(done) = unless_contended(statement().await, what)? {
+            return Ok(done);
         }
+        tokio::time::sleep(CONTENDED_PAUSE).await;
     }
-}
-
-async fn mark(store: &Rows, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
-    let mut times = 0;
-    loop {
-        match store.mark(stream, resolved).await {
-            Err(error) => contended(error, &mut times).await?,
-            marked => return marked,
-        }
-    }
+    statement().await
 }
 
 pub(super) fn job(work: impl Future<Output = Result<Done, Error>> + Send + 'static) -> Job {
     within(STATEMENT_MAX, work)
-}
-
-fn read_tail(tail: TailReader, from: u64, delay: Duration, event: Option<LastEvent>) -> Job {
-    async move {
-        Ok(match tail.since(from, NO_SYSTEM, delay, event).await {
-            Ok(read) => BrokerInput::Tail(read).into(),
-            Err(error) => BrokerInput::TailFailed(describe(&error)).into(),
-        })
-    }
-    .boxed()
-}
-
-/// As long as the stream answers: each request of it is bounded.
-fn look_at_tail(tail: TailReader, from: u64, newest: u64) -> Job {
-    async move {
-        Ok(match tail.newest_since(from, newest, NO_SYSTEM).await {
-            Ok(tail) => ClaimsInput::Looked(tail).into(),
-            Err(error) => ClaimsInput::LookFailed(describe(&error)).into(),
-        })
-    }
-    .boxed()
 }

@@ -42,7 +42,7 @@ pub(crate) struct AwaitedSlot {
 pub(super) async fn make(config: &Arc<Config>, new: NewSlot, store: Store) -> Result<Made, Error> {
     let config = Arc::clone(config);
     let making = async move {
-        let slot = Slot::made(new.make(&config, &store).await?)?;
+        let slot = Slot::make(new, &config, &store).await?;
         Ok((slot, store))
     };
     let mut making = making.boxed();

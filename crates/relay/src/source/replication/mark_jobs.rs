@@ -2,17 +2,18 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pgoutput::Lsn;
-use tracing::info;
+use tracing::{debug, info};
 use uuid::Uuid;
 
 use super::Replication;
-use super::jobs::{job, long_job, tolerate};
+use super::jobs::{job, long_job, note, tolerate};
 use crate::config::{Config, MarkBy};
 use crate::engine::{
-    Age, Found, MarkingInput, Pass, SWEEPER_STORED_MAX, SWEPT_AT_ONCE, Swept, Unmarked, Verdict,
+    Age, Found, Marked, MarkingEffect, MarkingInput, Pass, Resolved, SWEEPER_STORED_MAX,
+    SWEPT_AT_ONCE, Statement, Swept, Unmarked, Verdict,
 };
 use crate::error::Error;
 use crate::nats::{SOUGHT_AT_ONCE, TailReader, WayBack};
@@ -22,6 +23,8 @@ use crate::source::{Done, Job};
 
 /// How long a second connection may take to open.
 const OPEN_MAX: Duration = Duration::from_secs(10);
+/// How long marks wait for a table that is locked. Then the rows are the sweeper's.
+const TABLE_LOCKED_MAX: Duration = Duration::from_secs(10);
 
 /// What marks are written over.
 pub(super) struct MarkStores {
@@ -66,25 +69,55 @@ impl Replication {
         }))
     }
 
-    pub(super) fn take_watermark(&self) -> Job {
+    pub(in crate::source) fn marking_job(&mut self, effect: MarkingEffect) -> Option<Job> {
+        Some(match effect {
+            MarkingEffect::Mark { statement, marks } => {
+                let second = self.marks.second.as_ref().filter(|_| statement.is_on_second());
+                let store = Arc::clone(second.unwrap_or(&self.marks.first));
+                mark(store, self.config.stream.name.clone(), marks, statement)
+            }
+            MarkingEffect::OpenSecondWriter => open_second(Arc::clone(&self.config)),
+            MarkingEffect::CloseSecondWriter => {
+                debug!("marks keep up again");
+                self.marks.second = None;
+                return None;
+            }
+            MarkingEffect::TakeWatermark => self.take_watermark(),
+            MarkingEffect::StoreWatermark(pass) => {
+                self.marks.look = None;
+                self.store_watermark(pass)
+            }
+            MarkingEffect::SweepOn { pass, found } => self.sweep_on(pass, found),
+            MarkingEffect::ReadStreamBack { found, resolved_before } => {
+                self.read_stream_back(found, resolved_before)
+            }
+            MarkingEffect::Seek { pass, found, verdict } => self.seek(pass, found, verdict),
+            MarkingEffect::MarkSwept { found, verdict } => self.mark_swept(found, verdict),
+            MarkingEffect::NoteSweep => {
+                let (marks, slot) = (Arc::clone(&self.marks.first), self.config.slot.clone());
+                note(async move { marks.note_sweep(&slot).await })
+            }
+        })
+    }
+
+    fn take_watermark(&self) -> Job {
         let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         job(async move {
             let observed = async {
                 let watermark = store.observe().await?;
                 // It must not cover a row that the log was not to bring.
-                store.check_publication(&config).await?;
-                Ok(MarkingInput::Watermark(Some(watermark)).into())
+                store.check_publication(&config).await.map(|()| watermark)
             };
-            let observed: Result<Done, Error> = observed.await;
-            match observed {
-                Err(error) if error.is_contention() => Ok(MarkingInput::Watermark(None).into()),
-                observed => observed,
-            }
+            let watermark = match observed.await {
+                Err(error) if error.is_contention() => None,
+                observed => Some(observed?),
+            };
+            Ok(MarkingInput::Watermark(watermark).into())
         })
     }
 
     /// On the marks' own connection: their commits and the watermark's survive a crash in order.
-    pub(super) fn store_watermark(&self, pass: Pass) -> Job {
+    fn store_watermark(&self, pass: Pass) -> Job {
         let (store, config) = (Arc::clone(&self.marks.first), Arc::clone(&self.config));
         let (start, takes_long) = (self.slot.start_snapshot.clone(), pass.takes_long);
         let looked = async move {
@@ -120,7 +153,7 @@ impl Replication {
     }
 
     /// There is more than one look brings: all of it is read as it is marked.
-    pub(super) fn sweep_on(&mut self, pass: Pass, found: Found) -> Job {
+    fn sweep_on(&mut self, pass: Pass, found: Found) -> Job {
         let (config, start) = (Arc::clone(&self.config), self.slot.start_snapshot.clone());
         let look = self.marks.look.take();
         long_job(async move {
@@ -136,11 +169,11 @@ impl Replication {
         })
     }
 
-    pub(super) fn read_stream_back(&self, found: Found, resolved_before: Option<Lsn>) -> Job {
+    fn read_stream_back(&self, found: Found, resolved_before: Option<Lsn>) -> Job {
         let tail = self.tail.clone();
         let way = WayBack {
             resolved_before: resolved_before.unwrap_or(Lsn(u64::MAX)),
-            system_id: self.slot.system_id,
+            system_id: self.slot.history.system_id,
             overtaken_max: self.config.window.events,
             at_least: 1,
             // Of more the sweeper remembers nothing; and it has to be a window behind what it looks
@@ -156,7 +189,7 @@ impl Replication {
         })
     }
 
-    pub(super) fn seek(&self, pass: Pass, found: Found, verdict: Verdict) -> Job {
+    fn seek(&self, pass: Pass, found: Found, verdict: Verdict) -> Job {
         let seek = Seek {
             config: Arc::clone(&self.config),
             start_snapshot: self.slot.start_snapshot.clone(),
@@ -169,12 +202,11 @@ impl Replication {
         })
     }
 
-    pub(super) fn mark_swept(&self, found: Found, verdict: Verdict) -> Job {
+    fn mark_swept(&self, found: Found, verdict: Verdict) -> Job {
         let (store, stream) = (Arc::clone(&self.marks.first), self.config.stream.name.clone());
         job(async move {
             let swept = async {
-                let mut marked = store.mark(&stream, &verdict.resolved).await?;
-                marked += store.mark_on_trust(&stream, &verdict.trusted).await?;
+                let marked = store.mark_verdict(&stream, &verdict).await?;
                 Ok(Swept { found, marked, unlogged: 0, suspected: verdict.suspected })
             };
             Ok(MarkingInput::Swept(tolerate(swept.await)).into())
@@ -182,7 +214,21 @@ impl Replication {
     }
 }
 
-pub(super) fn open_second(config: Arc<Config>) -> Job {
+fn mark(store: Arc<Marks>, stream: String, batch: Vec<Resolved>, statement: Statement) -> Job {
+    job(async move {
+        let begun = Instant::now();
+        let marked = loop {
+            match store.mark_and_miss(&stream, &batch).await {
+                // The table is locked: it was waited for, and may be free by now.
+                Err(error) if error.is_contention() && begun.elapsed() < TABLE_LOCKED_MAX => {}
+                marked => break marked.map(|(rows, without_row)| Marked { rows, without_row }),
+            }
+        };
+        Ok(MarkingInput::Marked { statement, marked: tolerate(marked) }.into())
+    })
+}
+
+fn open_second(config: Arc<Config>) -> Job {
     job(async move {
         let opened = async { Marks::connect(&config, "tailpost marks 2").await.map(Arc::new) };
         let late = Error::Stalled("a second connection for marks took too long");
@@ -220,8 +266,7 @@ impl Seek {
             self.seek_more(&mut sought).await?;
         }
         let places = self.tail.find(sought).await?;
-        let mut marked = store.mark(stream, &verdict.resolved).await?;
-        marked += store.mark_on_trust(stream, &verdict.trusted).await?;
+        let marked = store.mark_verdict(stream, &verdict).await?;
         let back = store.mark_stored(stream, &places).await?;
         let places: HashSet<Uuid> = places.iter().map(|it| it.id).collect();
         verdict.unlogged.retain(|id| !places.contains(id));

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::awaited_slot::{AwaitedSlot, Made, Making, make};
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
-use super::{Log, OpenSlot, Replication};
+use super::{Log, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, LastEvent, Limits, LogStart, MARKS_WAITING_MAX,
@@ -25,20 +25,15 @@ use crate::engine::{
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, StateRow};
-use crate::postgres::{Encoding, Found, Messages, Opening, Rows, Slot, Store, drained, sql};
+use crate::postgres::{
+    Encoding, Found, Messages, OpenSlot, Opening, Rows, Slot, Store, drained, sql,
+};
+use crate::reporter::News;
 use crate::source::history_watch::HistoryWatch;
 use crate::source::{Opened, Source, lost_end};
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";
-
-/// `unfenced` is why fenced mode cannot be had.
-fn mode(config: &Config, unfenced: Option<&String>) -> Mode {
-    match (config.mode, unfenced) {
-        (config::Mode::Fenced, None) => Mode::Fenced,
-        _ => Mode::Keyed,
-    }
-}
 
 /// Stands for what decides which events take a sequence, and for the stream that gives it: if any of
 /// that has changed, events behind a place that is written down cannot be counted.
@@ -47,11 +42,8 @@ fn rules(config: &Config, mode: Mode, stream: &Info) -> i64 {
     let (routing, table) = (config.routing(), &config.table);
     let (wal, created) = (config.wal, stream.created);
     let text = format!("{version} {mode:?} {routing:?} {table:?} {wal:?} {created}");
-    // FNV-1a: the same for each build of a version.
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    hash.cast_signed()
+    // The same for each build of a version.
+    outbox::fnv(text.bytes()).cast_signed()
 }
 
 /// Reads the stream's tail back to what is resolved, and builds the engine on it.
@@ -158,27 +150,17 @@ async fn newest_dead_letters(config: &Config, store: &Store) -> Result<HashSet<U
     Ok(dead)
 }
 
-fn way_back(config: &Config, resolved_before: Lsn, system_id: u64) -> WayBack {
-    WayBack {
-        resolved_before,
-        system_id,
-        overtaken_max: config.window.events,
-        at_least: 1,
-        at_most: WAY_BACK_MAX,
-    }
-}
-
 /// Starts to stream. From then on events without a row are accepted if they are taken.
 async fn log_stream(
     config: &Config,
     store: &Store,
     slot: Slot,
-) -> Result<(LogStream, StateRow), Error> {
+) -> Result<(LogStream, OpenSlot, StateRow), Error> {
     if !config.wal.messages {
         let how = "lose them: `tailpost slot drop --force` makes the slot anew";
         drained::check(config, store, how).await?;
     }
-    let (walsender, state) = slot.start(store, &config.slot).await?;
+    let (walsender, open, state) = slot.start(store, &config.slot).await?;
     match config.wal.messages {
         true => store.accept_wal_messages(&config.slot).await?,
         false => store.forget_wal_messages(&config.slot).await?,
@@ -186,7 +168,7 @@ async fn log_stream(
     let rows = Rows::new(config.table.clone(), config.routing());
     let rows = rows.all_of(store.outbox_oids().await?).stored_in(Encoding::of(store).await?);
     let messages = Messages::new(&config.table, config.wal.messages);
-    Ok((LogStream::new(walsender, rows, messages), state))
+    Ok((LogStream::new(walsender, rows, messages), open, state))
 }
 
 /// Takes the slot and finds out what the stream has of what the slot will bring again.
@@ -209,7 +191,34 @@ pub(in crate::source) async fn open(
         Took::Slot(taken) => taken.stream(config).await?.know(config, once).await?,
         Took::Awaited(awaited) => awaited.know(config, opening).await?,
     };
-    Box::pin(known.open(config, client, link, once)).await
+    Box::pin(known.open(config, client, link)).await
+}
+
+/// The stream, and how it is published to.
+struct Target {
+    tail: TailReader,
+    mode: Mode,
+    /// Why that is keyed mode, although fenced mode is configured.
+    unfenced: Option<String>,
+    /// What decides which events take a sequence.
+    rules: i64,
+}
+
+impl Target {
+    async fn find(
+        config: &Config,
+        client: &Client,
+        unfenced: Option<String>,
+    ) -> Result<Self, Error> {
+        let tail = TailReader::new(client, &config.stream.name).await?;
+        let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
+        let mode = match (config.mode, &unfenced) {
+            (config::Mode::Fenced, None) => Mode::Fenced,
+            _ => Mode::Keyed,
+        };
+        let rules = rules(config, mode, &tail.info().await?);
+        Ok(Self { tail, mode, unfenced, rules })
+    }
 }
 
 /// A slot, or the right to have it made.
@@ -221,9 +230,7 @@ enum Took {
 /// The slot is ours, unless another relay begins to read it first.
 struct Taken {
     store: Store,
-    tail: TailReader,
-    mode: Mode,
-    unfenced: Option<String>,
+    target: Target,
     is_indexed: bool,
     slot: Slot,
 }
@@ -238,13 +245,11 @@ impl Taken {
         let store = Store::watched(config, "tailpost", opening).await?;
         store.check_set_up(config).await?;
         let is_indexed = is_indexed(config, &store).await?;
-        let tail = TailReader::new(client, &config.stream.name).await?;
-        let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
-        let mode = mode(config, unfenced.as_ref());
-        let (slot, store) = match Slot::find(config, &store, &tail).await? {
+        let target = Target::find(config, client, unfenced).await?;
+        let (slot, store) = match Slot::find(config, &store, &target.tail).await? {
             Found::There(slot) => (slot, store),
             Found::Missing(new) => {
-                let (reader, (system_id, timeline)) = (new.reader(), new.identity()?);
+                let slot = new.awaited()?;
                 match make(config, new, store).await? {
                     Made::Now(made) => {
                         let (slot, store) = *made;
@@ -252,47 +257,27 @@ impl Taken {
                         (slot, store)
                     }
                     Made::Later(making) => {
-                        let rules = rules(config, mode, &tail.info().await?);
-                        let slot = OpenSlot {
-                            system_id,
-                            timeline,
-                            start_snapshot: String::new(), // nobody knows it
-                            reader,
-                            confirmed: Lsn::ZERO,
-                            rules,
-                        };
-                        let awaited = Awaited { tail, mode, unfenced, slot, making };
-                        return Ok(Took::Awaited(Box::new(awaited)));
+                        return Ok(Took::Awaited(Box::new(Awaited { target, slot, making })));
                     }
                 }
             }
         };
-        store.note_epoch(slot.system_id, slot.timeline).await?;
-        let taken = Self { store, tail, mode, unfenced, is_indexed, slot };
-        Ok(Took::Slot(Box::new(taken)))
+        let History { system_id, timeline } = slot.open.history;
+        store.note_epoch(system_id, timeline).await?;
+        Ok(Took::Slot(Box::new(Self { store, target, is_indexed, slot })))
     }
 
     /// Begins to read the slot: from then on nobody else does.
     async fn stream(self, config: &Config) -> Result<Streaming, Error> {
-        let Self { store, tail, mode, unfenced, is_indexed, slot } = self;
-        let open = OpenSlot {
-            system_id: slot.system_id,
-            timeline: slot.timeline,
-            start_snapshot: slot.start_snapshot.clone(),
-            reader: slot.reader,
-            confirmed: slot.confirmed,
-            rules: rules(config, mode, &tail.info().await?),
-        };
-        let (log, state) = log_stream(config, &store, slot).await?;
-        Ok(Streaming { store, tail, log, slot: open, state, is_indexed, mode, unfenced })
+        let Self { store, target, is_indexed, slot } = self;
+        let (log, slot, state) = log_stream(config, &store, slot).await?;
+        Ok(Streaming { store, target, log, slot, state, is_indexed })
     }
 }
 
 /// PostgreSQL makes the slot, for us alone.
 struct Awaited {
-    tail: TailReader,
-    mode: Mode,
-    unfenced: Option<String>,
+    target: Target,
     slot: OpenSlot,
     making: Making,
 }
@@ -301,54 +286,60 @@ impl Awaited {
     /// What the former slot brought is marked, so whatever is visible and has no mark is to be
     /// published: by a scan, that reads the stream's tail first.
     async fn know(self, config: &Config, opening: &Opening) -> Result<Known, Error> {
-        let Self { tail, mode, unfenced, slot, making } = self;
+        let Self { target, slot, making } = self;
+        let tail = &target.tail;
         let store = Store::watched(config, "tailpost", opening).await?;
-        let last_event = lost_end::mend(config, &store, &tail, Lsn::ZERO).await?.event;
+        let last_event = lost_end::mend(config, &store, tail, Lsn::ZERO).await?.event;
         let tried = store.tried(&config.slot).await?;
         let log_end = store.log_end().await?;
-        let end = tail.newest_since(1, 1, slot.system_id).await?;
+        let end = tail.newest_since(1, 1, slot.history.system_id).await?;
         info!(slot = config.slot, "publishing from the table until the slot is there");
         let last_event = LastEvent::later(end.last, last_event);
-        let start = start(config, mode, end);
-        let rows = Rows::new(config.table.clone(), config.routing());
-        Ok(Known {
-            store,
-            tail,
-            log: Log::Awaited(Box::new(AwaitedSlot::new(rows, making, opening.waits()))),
-            slot,
+        let start = start(config, target.mode, end);
+        let start = LogStart {
             publishing: Publishing::new(Start { log_end, tried, ..start }),
-            backfill: Backfill::without_slot(),
             marking: marking(config, None, false, false),
+            backfill: Backfill::without_slot(),
+            replaying: Replaying::new(false),
             checkpoint: Checkpoint::new(Lsn::ZERO, config.shards.count()),
-            unfenced,
-            restores: false,
-            went_back: None,
-            last_event,
-        })
+            awaits_slot: true,
+            wal_limit: config.wal.limit,
+            until: None, // the next session does what is to be done once
+        };
+        let rows = Rows::new(config.table.clone(), config.routing());
+        let log = Log::Awaited(Box::new(AwaitedSlot::new(rows, making, opening.waits())));
+        let news = News { unfenced: target.unfenced, ..News::default() };
+        let (tail, rules) = (target.tail, target.rules);
+        Ok(Known { store, tail, rules, log, slot, start, news, last_event })
     }
 }
 
 /// The slot is read by us alone, so the stream's tail may be looked at.
 struct Streaming {
     store: Store,
-    tail: TailReader,
+    target: Target,
     log: LogStream,
     slot: OpenSlot,
     /// What was written down of it.
     state: StateRow,
     is_indexed: bool,
-    mode: Mode,
-    unfenced: Option<String>,
 }
 
 impl Streaming {
     /// Reads what the stream has of what the slot will bring again.
     async fn know(self, config: &Config, once: bool) -> Result<Known, Error> {
-        let Self { store, tail, log, slot, state, is_indexed, mode, unfenced } = self;
+        let Self { store, target, log, slot, state, is_indexed } = self;
+        let Target { tail, mode, unfenced, rules } = target;
         let resolved_before = state.resolved_before(slot.confirmed);
         let lost = lost_end::mend(config, &store, &tail, resolved_before).await?;
         let is_gap_filled = state.is_gap_filled && !lost.now;
-        let way = way_back(config, resolved_before, slot.system_id);
+        let way = WayBack {
+            resolved_before,
+            system_id: slot.history.system_id,
+            overtaken_max: config.window.events,
+            at_least: 1,
+            at_most: WAY_BACK_MAX,
+        };
         let dead = newest_dead_letters(config, &store).await?;
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
@@ -359,30 +350,27 @@ impl Streaming {
             || config.on_park == OnPark::BlockKey
             // Asked after the dead letters were read: what is requeued meanwhile is among them.
             || store.has_requeued().await?;
-        let marking = marking(config, Some(&state), is_indexed, lost.unswept);
-        let restores = lost.unswept && !is_gap_filled;
-        let written = state.checkpoint.unwrap_or(Lsn::ZERO);
         // Events from there on may be lost, and come again.
         let resolved = state.resolved.filter(|_| !lost.now);
-        let resolved = (resolved, slot.rules);
         let (publishing, last, went_back) =
-            publishing(config, mode, way, &tail, dead, &store, resolved).await?;
-        let backfill = Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval);
-        let checkpoint = Checkpoint::new(written, config.shards.count());
-        Ok(Known {
-            store,
-            tail,
-            log: Log::Read(Box::new(log)),
-            slot,
+            publishing(config, mode, way, &tail, dead, &store, (resolved, rules)).await?;
+        let start = LogStart {
             publishing,
-            backfill,
-            marking,
-            checkpoint,
-            unfenced,
-            restores,
-            went_back,
-            last_event: LastEvent::later(last, lost.event),
-        })
+            marking: marking(config, Some(&state), is_indexed, lost.unswept),
+            backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
+            replaying: Replaying::new(!once && !config.needs_fence()),
+            checkpoint: Checkpoint::new(
+                state.checkpoint.unwrap_or(Lsn::ZERO),
+                config.shards.count(),
+            ),
+            awaits_slot: false,
+            wal_limit: config.wal.limit,
+            until: if once { Some(store.mark_the_end().await?) } else { None },
+        };
+        let news = News { unfenced, restores: lost.unswept && !is_gap_filled, went_back };
+        let last_event = LastEvent::later(last, lost.event);
+        let log = Log::Read(Box::new(log));
+        Ok(Known { store, tail, rules, log, slot, start, news, last_event })
     }
 }
 
@@ -390,15 +378,11 @@ impl Streaming {
 struct Known {
     store: Store,
     tail: TailReader,
+    rules: i64,
     log: Log,
     slot: OpenSlot,
-    publishing: Publishing,
-    backfill: Backfill,
-    marking: Marking,
-    checkpoint: Checkpoint,
-    unfenced: Option<String>,
-    restores: bool,
-    went_back: Option<String>,
+    start: LogStart,
+    news: News,
     last_event: Option<LastEvent>,
 }
 
@@ -408,59 +392,37 @@ impl Known {
         config: &Arc<Config>,
         client: &Client,
         link: watch::Receiver<NatsLink>,
-        once: bool,
     ) -> Result<Opened, Error> {
-        let Self { store, tail, log, slot, publishing, backfill, marking, checkpoint, .. } = self;
-        let (unfenced, restores, went_back) = (self.unfenced, self.restores, self.went_back);
-        let last_event = self.last_event;
-        let history = History { system_id: slot.system_id, timeline: slot.timeline };
-        let (stream, limits) = (&config.stream.name, tail.limits());
+        let Self { store, tail, rules, log, slot, start, news, last_event } = self;
+        let (stream, limits, history) = (&config.stream.name, tail.limits(), slot.history);
         let has_ids = !config.needs_fence();
-        let awaits_slot = matches!(log, Log::Awaited(_));
-        // Then the next session does what is to be done once.
-        let once = once && !awaits_slot;
         let (publisher, answers) =
             Publisher::new(client.clone(), stream, history, has_ids, limits, link).await?;
-        let until = if once { Some(store.mark_the_end().await?) } else { None };
         let marks = Marks::connect(config, "tailpost marks").await?;
-        let marks = MarkStores::new(Arc::new(marks));
         let books = Arc::new(Books::of(store).await?);
         let rows = Store::brief(config, "tailpost rows").await?;
-        let rows = Arc::new(sql::Rows::of(rows).await?);
-        let engine = Engine::of_log(LogStart {
-            publishing,
-            marking,
-            backfill,
-            replaying: Replaying::new(!once && !awaits_slot && has_ids),
-            awaits_slot,
-            checkpoint,
-            wal_limit: config.wal.limit,
-            until,
-        });
         let source = Replication {
             config: Arc::clone(config),
             slot,
+            rules,
             log,
             tail: tail.clone(),
             books,
-            rows,
-            marks,
+            rows: Arc::new(sql::Rows::of(rows).await?),
+            marks: MarkStores::new(Arc::new(marks)),
             scanner: None,
             replay: None,
             history: HistoryWatch::new(),
             last_event,
         };
-        let started = Instant::now();
         Ok(Opened {
             source: Source::Log(Box::new(source)),
-            engine,
+            engine: Engine::of_log(start),
             publisher,
             answers,
             tail,
-            started,
-            unfenced,
-            restores,
-            went_back,
+            started: Instant::now(),
+            news,
         })
     }
 }

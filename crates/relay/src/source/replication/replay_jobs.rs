@@ -11,33 +11,51 @@ use super::jobs::{job, long_job, tolerate};
 use super::replay_source::{OpenReplay, Page};
 use crate::describe;
 use crate::engine::{
-    ReplayInput, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread, ReplayWish,
-    SCANS_UNMARKED_MAX,
+    ReplayEffect, ReplayInput, ReplayNote, ReplayPage, ReplayRow, ReplayStart, ReplayUnread,
+    ReplayWish, SCANS_UNMARKED_MAX,
 };
 use crate::error::Error;
-use crate::nats::History;
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::reporter::Reporter;
-use crate::source::{Done, Job};
+use crate::source::{Done, Job, unless_contended};
 
 /// How long a replay's statements wait for others' locks.
 const WAITS: &str = "1s";
 
 impl Replication {
-    pub(super) fn look_for_replay(&self) -> Job {
-        let (store, slot) = (Arc::clone(&self.books), self.config.slot.clone());
-        let stream = self.config.stream.name.clone();
-        job(async move {
-            let found = not_now(store.next_replay(&slot, &stream).await)?;
-            Ok(ReplayInput::Found(found.flatten()).into())
-        })
+    pub(in crate::source) fn replay_job(
+        &mut self,
+        effect: ReplayEffect,
+        reporter: &mut Reporter,
+    ) -> Result<Option<Job>, Error> {
+        Ok(Some(match effect {
+            ReplayEffect::LookFor => {
+                let (books, config) = (Arc::clone(&self.books), Arc::clone(&self.config));
+                job(async move {
+                    // Nobody waits for a replay: what somebody has locked is tried again.
+                    let found = books.next_replay(&config.slot, &config.stream.name).await;
+                    let found = unless_contended(found, "cannot look for a replay")?;
+                    Ok(ReplayInput::Found(found.flatten()).into())
+                })
+            }
+            ReplayEffect::Begin(id) => self.begin_replay(id),
+            ReplayEffect::Read { id, after } => self.read_replay(id, after)?,
+            ReplayEffect::Note(note) => self.note_replay(note)?,
+            ReplayEffect::End => {
+                // What it holds on either server is let go.
+                if let Some(replay) = self.replay.take() {
+                    replay.over.cancel();
+                }
+                reporter.replay_over();
+                return Ok(None);
+            }
+        }))
     }
 
-    pub(super) fn begin_replay(&self, id: Uuid) -> Job {
+    fn begin_replay(&self, id: Uuid) -> Job {
         let (config, tail, reader) = (Arc::clone(&self.config), self.tail.clone(), self.reader());
-        let (system_id, timeline) = (self.slot.system_id, self.slot.timeline);
-        let history = History { system_id, timeline };
+        let history = self.slot.history;
         long_job(async move {
             let begun = async {
                 // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
@@ -94,7 +112,7 @@ impl Replication {
         ReplayInput::Begun(Some(start))
     }
 
-    pub(super) fn read_replay(&self, id: Uuid, after: i64) -> Result<Job, Error> {
+    fn read_replay(&self, id: Uuid, after: i64) -> Result<Job, Error> {
         let source = self.open_replay(id)?;
         // Reading the log up to the first event that is meant takes as long as there is log.
         Ok(long_job(async move {
@@ -114,15 +132,7 @@ impl Replication {
         open.ok_or_else(|| Error::bug("a replay goes on that is not open"))
     }
 
-    /// What it holds on either server is let go.
-    pub(super) fn end_replay(&mut self, reporter: &mut Reporter) {
-        if let Some(replay) = self.replay.take() {
-            replay.over.cancel();
-        }
-        reporter.replay_over();
-    }
-
-    pub(super) fn note_replay(&self, note: ReplayNote) -> Result<Job, Error> {
+    fn note_replay(&self, note: ReplayNote) -> Result<Job, Error> {
         let (OpenReplay { store, .. }, reader) = (self.open_replay(note.id)?, self.reader());
         Ok(job(async move {
             let (problems, wish) = match store.note_replay(&reader, &note).await {
@@ -163,19 +173,11 @@ impl Replication {
 
     fn replayed_row(&self, row: &ReplayedRow, replay: &TakenReplay) -> Result<ReplayRow, Error> {
         let (place, event) = (row.place()?, row.event()?);
-        let position = row.position(self.slot.system_id, self.slot.timeline)?;
+        let position = row.position(self.slot.history)?;
         let outgoing = match row.scanned()? {
             None => Err("its row is gone".to_owned()),
             Some(scanned) => Ok(replay.readdressed(self.log.rows().scanned(scanned)?, position)),
         };
         Ok(ReplayRow { place, event, outgoing })
-    }
-}
-
-/// Nobody waits for a replay: what somebody has locked is tried again.
-fn not_now<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
-    match outcome {
-        Err(error) if error.is_contention() => Ok(tolerate(Err(error))),
-        outcome => outcome.map(Some),
     }
 }

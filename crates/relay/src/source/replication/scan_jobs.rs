@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
 use super::Replication;
-use super::jobs::{job, long_job};
+use super::jobs::{job, long_job, note};
 use crate::config::OnPark;
-use crate::describe;
 use crate::engine::{
-    Blocked, OpenScan, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanInput, ScanRead, Sees,
+    Blocked, OpenScan, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanEffect, ScanInput, ScanRead,
+    Sees,
 };
 use crate::error::Error;
 use crate::postgres::slot::scan_reach;
 use crate::postgres::sql::{Scan, Scanner};
-use crate::source::{Done, Job, Scanned};
+use crate::source::{Done, Job, Scanned, unless_contended};
 
 /// How often a scan releases what waits in vain before it begins. What is left then is locked by
 /// somebody, and waits for the next scan.
@@ -59,13 +59,9 @@ async fn await_visibility(scan: &Scan, start_snapshot: &str) -> Result<(), Error
     Ok(())
 }
 
-/// What a scan needs is locked by somebody: it waits for no longer, and begins again.
-fn postponed(error: Error) -> Result<Done, Error> {
-    if !error.is_contention() {
-        return Err(error);
-    }
-    warn!(error = describe(&error), "cannot scan for unpublished rows, trying again");
-    Ok(ScanInput::Postponed.into())
+/// A scan that meets others' locks waits for them no longer, and begins again.
+fn unless_postponed<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
+    unless_contended(outcome, "cannot scan for unpublished rows, trying again")
 }
 
 impl Replication {
@@ -78,7 +74,47 @@ impl Replication {
         Ok(ScanInput::Read(ScanRead { process, rows: rows?, blocked, seen }))
     }
 
-    pub(super) fn open_scan(&mut self, open: OpenScan) -> Job {
+    pub(in crate::source) fn scan_job(&mut self, effect: ScanEffect) -> Result<Option<Job>, Error> {
+        let (books, slot) = (Arc::clone(&self.books), self.config.slot.clone());
+        Ok(Some(match effect {
+            ScanEffect::Open(open) => self.open_scan(open),
+            ScanEffect::Read(read) => self.reading(read)(self.open_scanner()?, None),
+            ScanEffect::Close => {
+                let scanner = self.open_scanner()?;
+                job(async move { scanner.close().await.map(|()| ScanInput::Closed.into()) })
+            }
+            ScanEffect::Abandon { gives_way } => {
+                let why = if gives_way { "others wait for the table" } else { "no room" };
+                debug!(why, "interrupting the scan");
+                self.scanner = None;
+                return Ok(None);
+            }
+            ScanEffect::Watch { process } => {
+                job(
+                    async move { Ok(ScanInput::Watched(books.is_waited_for(process).await?).into()) },
+                )
+            }
+            ScanEffect::Mark { batches, published } => self.mark_scanned(batches, published),
+            ScanEffect::NoteGapFilled { rows } => {
+                let reader = self.slot.reader;
+                job(async move {
+                    match books.gap_filled(&slot, reader, rows).await {
+                        Err(error) if error.is_contention() => {
+                            Ok(ScanInput::GapNoted(false).into())
+                        }
+                        noted => noted.map(|()| ScanInput::GapNoted(true).into()),
+                    }
+                })
+            }
+            ScanEffect::Note => note(async move { books.note_scan(&slot).await }),
+        }))
+    }
+
+    fn open_scanner(&mut self) -> Result<Box<Scanner>, Error> {
+        self.scanner.take().ok_or_else(|| Error::bug("a scan is read on that is not open"))
+    }
+
+    fn open_scan(&self, open: OpenScan) -> Job {
         let (config, start_snapshot) = (Arc::clone(&self.config), self.slot.start_snapshot.clone());
         let reader = self.slot.reader;
         let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
@@ -97,64 +133,24 @@ impl Replication {
                 }
             };
             let snapshot = match open.sees {
-                Sees::BeforeSlot { .. } => Some(start_snapshot),
-                Sees::BeforeAwaitedSlot => scan.before_slot_of(reader).await?,
+                Sees::BeforeSlot { .. } => start_snapshot,
+                Sees::BeforeAwaitedSlot => match scan.before_slot_of(reader).await? {
+                    Some(snapshot) => snapshot,
+                    None => return Ok(None),
+                },
             };
-            Ok(match snapshot {
-                Some(snapshot) => {
-                    Some((Box::new(scan.scan(&snapshot, open.range).await?), blocked))
-                }
-                None => None,
-            })
+            let scanner = Box::new(scan.scan(&snapshot, open.range).await?);
+            Ok(Some((scanner, blocked)))
         };
         long_job(async move {
-            match opened.await {
-                Ok(Some((scanner, blocked))) => read(scanner, blocked).await,
-                Ok(None) => Ok(ScanInput::Postponed.into()),
-                Err(error) => postponed(error),
+            match unless_postponed(opened.await)?.flatten() {
+                Some((scanner, blocked)) => read(scanner, blocked).await,
+                None => Ok(ScanInput::Postponed.into()),
             }
         })
     }
 
-    pub(super) fn read_scan(&mut self, read: ReadScan) -> Result<Job, Error> {
-        let scanner = self.open_scanner()?;
-        Ok(self.reading(read)(scanner, None))
-    }
-
-    pub(super) fn close_scan(&mut self) -> Result<Job, Error> {
-        let scanner = self.open_scanner()?;
-        Ok(job(async move { scanner.close().await.map(|()| ScanInput::Closed.into()) }))
-    }
-
-    fn open_scanner(&mut self) -> Result<Box<Scanner>, Error> {
-        self.scanner.take().ok_or_else(|| Error::bug("a scan is read on that is not open"))
-    }
-
-    pub(super) fn abandon_scan(&mut self, gives_way: bool) {
-        let why = if gives_way { "others wait for the table" } else { "no room" };
-        debug!(why, "interrupting the scan");
-        self.scanner = None;
-    }
-
-    pub(super) fn watch_scan(&self, process: i32) -> Job {
-        let store = Arc::clone(&self.books);
-        job(
-            async move { store.is_waited_for(process).await.map(|it| ScanInput::Watched(it).into()) },
-        )
-    }
-
-    pub(super) fn note_gap_filled(&self, rows: u64) -> Job {
-        let (store, slot) = (Arc::clone(&self.books), self.config.slot.clone());
-        let reader = self.slot.reader;
-        job(async move {
-            match store.gap_filled(&slot, reader, rows).await {
-                Err(error) if error.is_contention() => Ok(ScanInput::GapNoted(false).into()),
-                noted => noted.map(|()| ScanInput::GapNoted(true).into()),
-            }
-        })
-    }
-
-    pub(super) fn mark_scanned(&self, batches: usize, published: Vec<Resolved>) -> Job {
+    fn mark_scanned(&self, batches: usize, published: Vec<Resolved>) -> Job {
         let (store, stream) = (Arc::clone(&self.rows), self.config.stream.name.clone());
         job(async move {
             let found: Vec<Resolved> =
@@ -165,13 +161,8 @@ impl Replication {
                 }
                 store.mark_or_owe(&stream, &published).await
             };
-            let marked = match marked.await {
-                Err(error) if error.is_contention() => {
-                    warn!(error = describe(&error), "cannot mark what was scanned, trying again");
-                    None
-                }
-                marked => Some(marked?),
-            };
+            let what = "cannot mark what was scanned, trying again";
+            let marked = unless_contended(marked.await, what)?;
             Ok(ScanInput::Marked { batches, published, marked }.into())
         })
     }
@@ -185,20 +176,21 @@ impl Replication {
         let rows_max = self.config.scan.batch;
         let bytes_max = self.config.window.bytes / SCANS_UNMARKED_MAX;
         let tail = read.with_tail.then(|| self.tail.clone());
-        let (reach, system_id) = (scan_reach(&self.config), self.slot.system_id);
+        let (reach, system_id) = (scan_reach(&self.config), self.slot.history.system_id);
         let opens = read.opens_gap.then(|| (Arc::clone(&self.books), self.config.slot.clone()));
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
-                let rows = match scanner.batch(rows_max, bytes_max).await {
-                    Err(error) => return postponed(error),
-                    rows => rows?,
+                let read = async {
+                    let rows = scanner.batch(rows_max, bytes_max).await?;
+                    if let Some((books, slot)) = opens.filter(|_| !rows.is_empty()) {
+                        books.gap_opened(&slot).await?;
+                    }
+                    Ok(rows)
                 };
-                if let Some((store, slot)) = opens.filter(|_| !rows.is_empty())
-                    && let Err(error) = store.gap_opened(&slot).await
-                {
-                    return postponed(error);
-                }
+                let Some(rows) = unless_postponed(read.await)? else {
+                    return Ok(ScanInput::Postponed.into());
+                };
                 let seen = match tail {
                     Some(tail) if !rows.is_empty() => {
                         Some(tail.newest_since(1, reach, system_id).await?)

@@ -9,7 +9,7 @@ async fn the_mode_is_one_of_the_rules_by_which_a_place_is_counted_from() {
     let mut shell = Shell::open(|_| {}).await;
     let source = shell.source.replication().unwrap();
     let info = source.tail.info().await.unwrap();
-    let (config, noted) = (&source.config, source.slot.rules);
+    let (config, noted) = (&source.config, source.rules);
     assert_eq!(rules(config, Mode::Fenced, &info), noted);
     assert_ne!(rules(config, Mode::Keyed, &info), noted);
 }
