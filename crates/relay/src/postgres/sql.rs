@@ -339,44 +339,7 @@ impl Store {
         let row = self.query_one("take a snapshot", sql, &[]).await?;
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
-}
 
-impl Marks {
-    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
-    /// the number of the transaction that did.
-    pub(crate) async fn store_watermark(
-        &self,
-        slot: &str,
-        watermark: &Watermark,
-        swept: Option<&Watermark>,
-    ) -> Result<u64, Error> {
-        let lsn = PgLsn::from(watermark.lsn.0);
-        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
-        self.0.store_with(&self.0.sql.watermark, &parameters).await
-    }
-
-    /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
-    /// log that it covers, and of every one that an earlier one covered, that it is published.
-    ///
-    /// # Errors
-    ///
-    /// Also if the slot is another one by now than that which began at `start_snapshot`.
-    pub(crate) async fn store_published_to(
-        &self,
-        slot: &str,
-        start_snapshot: &str,
-        watermark: &Watermark,
-    ) -> Result<u64, Error> {
-        let lsn = PgLsn::from(watermark.lsn.0);
-        let parameters: [&(dyn ToSql + Sync); 4] =
-            [&slot, &start_snapshot, &watermark.snapshot, &lsn];
-        self.0.store_with(&self.0.sql.published_to, &parameters).await
-    }
-}
-
-impl Store {
     async fn store_with(
         &self,
         sql: &str,
@@ -488,5 +451,40 @@ impl Store {
         self.distrust_slot(slot).await?;
         self.check_former().await?;
         Err(unfit)
+    }
+}
+
+impl Marks {
+    /// Stores a watermark that has been reached, and one below which everything is marked. Returns
+    /// the number of the transaction that did.
+    pub(crate) async fn store_watermark(
+        &self,
+        slot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+    ) -> Result<u64, Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
+        self.0.store_with(&self.0.sql.watermark, &parameters).await
+    }
+
+    /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
+    /// log that it covers, and of every one that an earlier one covered, that it is published.
+    ///
+    /// # Errors
+    ///
+    /// Also if the slot is another one by now than that which began at `start_snapshot`.
+    pub(crate) async fn store_published_to(
+        &self,
+        slot: &str,
+        start_snapshot: &str,
+        watermark: &Watermark,
+    ) -> Result<u64, Error> {
+        let lsn = PgLsn::from(watermark.lsn.0);
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&slot, &start_snapshot, &watermark.snapshot, &lsn];
+        self.0.store_with(&self.0.sql.published_to, &parameters).await
     }
 }

@@ -76,6 +76,17 @@ impl Rows {
         }
         Ok(rows)
     }
+
+    /// Says that the claim's owner lives.
+    pub(crate) async fn renew_claim(&self) -> Result<(), Error> {
+        self.0.batch_execute("renew a claim", "SELECT").await
+    }
+
+    /// Lets go of a claim.
+    pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
+        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = 0";
+        self.0.batch_execute("end a claim", sql).await
+    }
 }
 
 impl Store {
@@ -113,22 +124,7 @@ impl Store {
         self.batch_execute(DOING, "COMMIT").await?;
         Ok(rows)
     }
-}
 
-impl Rows {
-    /// Says that the claim's owner lives.
-    pub(crate) async fn renew_claim(&self) -> Result<(), Error> {
-        self.0.batch_execute("renew a claim", "SELECT").await
-    }
-
-    /// Lets go of a claim.
-    pub(crate) async fn finish_claim(&self) -> Result<(), Error> {
-        let sql = "SELECT pg_advisory_unlock_all(); SET idle_session_timeout = 0";
-        self.0.batch_execute("end a claim", sql).await
-    }
-}
-
-impl Store {
     /// What keeps claims cheap while many rows wait. Says whether it was missing.
     pub async fn ensure_poll_index(&self) -> Result<bool, Error> {
         let index = self.table.companion("idx_outbox_unpublished_seq");

@@ -77,50 +77,7 @@ impl Store {
         let (more, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
         Ok(ScanMarks { rows: rows + more.len() as u64, owed: owed.len() as u64 })
     }
-}
 
-impl Marks {
-    /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
-    /// not visible. That it may be visible by now does not matter: it has no mark.
-    pub(crate) async fn mark_and_miss(
-        &self,
-        stream: &str,
-        resolved: &[Resolved],
-    ) -> Result<(u64, Vec<Resolved>), Error> {
-        self.0.note_stored(stream, resolved).await?;
-        let missed = |there: HashSet<Uuid>| {
-            resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
-        };
-        if !self.0.is_wary() {
-            match self.0.mark_waiting(stream, resolved).await {
-                Err(error) if error.is_contention() => self.0.beware(),
-                Err(error) if error.may_be_about_a_row() => {}
-                marked => {
-                    let (rows, deleted) = marked?;
-                    if rows == resolved.len() as u64 {
-                        return Ok((rows, Vec::new()));
-                    }
-                    let there = match deleted {
-                        Some(deleted) => deleted,
-                        None => self.0.marked(resolved).await?,
-                    };
-                    return Ok((rows, missed(there)));
-                }
-            }
-        }
-        let (marked, owed) =
-            Box::pin(self.0.mark_free(&self.0.sql.mark_free, stream, resolved)).await?;
-        // What is owed counts as marked: it is somebody else's to see to.
-        let rows = (marked.len() + owed.len()) as u64;
-        let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
-        if !self.0.marks_by_deleting() {
-            there.extend(self.0.marked(resolved).await?);
-        }
-        Ok((rows, missed(there)))
-    }
-}
-
-impl Store {
     /// Marks the rows that a verdict of the sweeper says are published. Returns how many were.
     pub(crate) async fn mark_verdict(&self, stream: &str, it: &Verdict) -> Result<u64, Error> {
         let marked = self.mark(stream, &it.resolved).await?;
@@ -209,6 +166,82 @@ impl Store {
         let parameters: [&(dyn ToSql + Sync); 4] = [&ids, &seqs, &lsns, &stream];
         self.query(MARKING, sql, &parameters).await
     }
+
+    /// How many rows are owed a mark or their removal. Of how many of them the database refuses that,
+    /// and why it refuses one of them.
+    pub async fn owed(&self) -> Result<(u64, Option<(u64, String)>), Error> {
+        let sql = format!(
+            "SELECT count(*), count(reason), max(reason) FROM {}",
+            self.table.companion("tailpost_owed")
+        );
+        let row = self.query_one("count the rows without marks", &sql, &[]).await?;
+        let count = |at| row.get::<_, i64>(at).cast_unsigned();
+        Ok((count(0), row.get::<_, Option<String>>(2).map(|why| (count(1), why))))
+    }
+
+    /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
+    pub async fn unidentified(&self) -> Result<u64, Error> {
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql = format!(
+            "SELECT count(*) FROM (
+                 SELECT FROM {outbox} o WHERE {id} IS NULL AND {NOT_MARKED} AND {owned}
+                 LIMIT {UNIDENTIFIED_MAX}) unidentified",
+            owned = self.owned_rows("o")
+        );
+        let row = self.query_one("look for rows without an id", &sql, &[]).await?;
+        Ok(row.get::<_, i64>(0).cast_unsigned())
+    }
+
+    fn is_wary(&self) -> bool {
+        let met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        met.is_some_and(|at| at.elapsed() < WARY_FOR)
+    }
+
+    fn beware(&self) {
+        let mut met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        *met = Some(Instant::now());
+    }
+}
+
+impl Marks {
+    /// As [`mark`](Self::mark). Also returns the events that have no marked row: it is gone, or was
+    /// not visible. That it may be visible by now does not matter: it has no mark.
+    pub(crate) async fn mark_and_miss(
+        &self,
+        stream: &str,
+        resolved: &[Resolved],
+    ) -> Result<(u64, Vec<Resolved>), Error> {
+        self.0.note_stored(stream, resolved).await?;
+        let missed = |there: HashSet<Uuid>| {
+            resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
+        };
+        if !self.0.is_wary() {
+            match self.0.mark_waiting(stream, resolved).await {
+                Err(error) if error.is_contention() => self.0.beware(),
+                Err(error) if error.may_be_about_a_row() => {}
+                marked => {
+                    let (rows, deleted) = marked?;
+                    if rows == resolved.len() as u64 {
+                        return Ok((rows, Vec::new()));
+                    }
+                    let there = match deleted {
+                        Some(deleted) => deleted,
+                        None => self.0.marked(resolved).await?,
+                    };
+                    return Ok((rows, missed(there)));
+                }
+            }
+        }
+        let (marked, owed) =
+            Box::pin(self.0.mark_free(&self.0.sql.mark_free, stream, resolved)).await?;
+        // What is owed counts as marked: it is somebody else's to see to.
+        let rows = (marked.len() + owed.len()) as u64;
+        let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
+        if !self.0.marks_by_deleting() {
+            there.extend(self.0.marked(resolved).await?);
+        }
+        Ok((rows, missed(there)))
+    }
 }
 
 impl Rows {
@@ -250,45 +283,6 @@ impl Rows {
             }
         }
         Ok(())
-    }
-}
-
-impl Store {
-    /// How many rows are owed a mark or their removal. Of how many of them the database refuses that,
-    /// and why it refuses one of them.
-    pub async fn owed(&self) -> Result<(u64, Option<(u64, String)>), Error> {
-        let sql = format!(
-            "SELECT count(*), count(reason), max(reason) FROM {}",
-            self.table.companion("tailpost_owed")
-        );
-        let row = self.query_one("count the rows without marks", &sql, &[]).await?;
-        let count = |at| row.get::<_, i64>(at).cast_unsigned();
-        Ok((count(0), row.get::<_, Option<String>>(2).map(|why| (count(1), why))))
-    }
-}
-
-impl Store {
-    /// Counts rows without an id, up to a limit. Ids are looked up all the time, so an index leads there.
-    pub async fn unidentified(&self) -> Result<u64, Error> {
-        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
-        let sql = format!(
-            "SELECT count(*) FROM (
-                 SELECT FROM {outbox} o WHERE {id} IS NULL AND {NOT_MARKED} AND {owned}
-                 LIMIT {UNIDENTIFIED_MAX}) unidentified",
-            owned = self.owned_rows("o")
-        );
-        let row = self.query_one("look for rows without an id", &sql, &[]).await?;
-        Ok(row.get::<_, i64>(0).cast_unsigned())
-    }
-
-    fn is_wary(&self) -> bool {
-        let met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        met.is_some_and(|at| at.elapsed() < WARY_FOR)
-    }
-
-    fn beware(&self) {
-        let mut met = self.met_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        *met = Some(Instant::now());
     }
 }
 

@@ -121,6 +121,14 @@ impl Rows {
             .perform(doing, &note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
             .await
     }
+
+    /// Writes down that a requeued event had been stored before, and so was not published again.
+    pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
+        let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
+        let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
+        let doing = "write down what the stream had already";
+        self.0.perform(doing, &note_found(&self.0.table), &[&ids, &seqs]).await
+    }
 }
 
 impl Store {
@@ -169,55 +177,7 @@ impl Store {
         );
         Ok(self.query_one("look for requeued events", &sql, &[]).await?.get(0))
     }
-}
 
-impl Scan {
-    /// Gives the scanner those dead letters that only waited for others, where nothing is left to
-    /// wait for. Another shard's are left to it: only who holds its log may do that.
-    pub(crate) async fn release(&self) -> Result<u64, Error> {
-        let sql = release(&self.0.table, &self.0.put_back().await?, &self.0.owned_letters());
-        let released: i64 = self.0.query_one("release waiting events", &sql, &[]).await?.get(0);
-        Ok(released.cast_unsigned())
-    }
-
-    /// Whether there is something to [release](Self::release). Part of an open scan: if so, the scan
-    /// would find what was requeued a moment ago, and take its aggregate for blocked.
-    pub(crate) async fn has_to_release(&self) -> Result<bool, Error> {
-        let (dead, owned) = (self.0.table.companion("outbox_dead_letter"), self.0.owned_letters());
-        let free = waits_for_nothing(&self.0.table);
-        let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
-        Ok(self.0.query_one("look for waiting events", &sql, &[]).await?.get(0))
-    }
-
-    /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
-    pub(crate) async fn blocked(&self) -> Result<Vec<Blocked>, Error> {
-        let sql = format!(
-            "SELECT DISTINCT ON (aggregate_type, aggregate_id)
-                 aggregate_type, aggregate_id, coalesce(blocked_by, id)
-             FROM {} WHERE blocks AND discarded_at IS NULL AND {}
-             ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
-             LIMIT {}",
-            self.0.table.companion("outbox_dead_letter"),
-            self.0.owned_letters(),
-            BLOCKED_MAX + 1
-        );
-        let rows = self.0.query("look for blocked aggregates", &sql, &[]).await?;
-        if rows.len() > BLOCKED_MAX {
-            return Err(Error::Refused(format!(
-                "more than {BLOCKED_MAX} aggregates are blocked by dead letters; mend them with \
-                 `tailpost outbox dlq`, or set relay.on_park = \"skip\""
-            )));
-        }
-        let blocked = |row: &Row| Blocked {
-            aggregate_type: row.get(0),
-            aggregate_id: row.get(1),
-            by: row.get(2),
-        };
-        Ok(rows.iter().map(blocked).collect())
-    }
-}
-
-impl Store {
     /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
     /// for the scanner. The event's first row may still be there, if it was not visible when it was
     /// parked.
@@ -295,13 +255,49 @@ impl Store {
     }
 }
 
-impl Rows {
-    /// Writes down that a requeued event had been stored before, and so was not published again.
-    pub(crate) async fn note_found(&self, found: &[Resolved]) -> Result<(), Error> {
-        let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
-        let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
-        let doing = "write down what the stream had already";
-        self.0.perform(doing, &note_found(&self.0.table), &[&ids, &seqs]).await
+impl Scan {
+    /// Gives the scanner those dead letters that only waited for others, where nothing is left to
+    /// wait for. Another shard's are left to it: only who holds its log may do that.
+    pub(crate) async fn release(&self) -> Result<u64, Error> {
+        let sql = release(&self.0.table, &self.0.put_back().await?, &self.0.owned_letters());
+        let released: i64 = self.0.query_one("release waiting events", &sql, &[]).await?.get(0);
+        Ok(released.cast_unsigned())
+    }
+
+    /// Whether there is something to [release](Self::release). Part of an open scan: if so, the scan
+    /// would find what was requeued a moment ago, and take its aggregate for blocked.
+    pub(crate) async fn has_to_release(&self) -> Result<bool, Error> {
+        let (dead, owned) = (self.0.table.companion("outbox_dead_letter"), self.0.owned_letters());
+        let free = waits_for_nothing(&self.0.table);
+        let sql = format!("SELECT EXISTS (SELECT FROM {dead} d WHERE {free} AND {owned})");
+        Ok(self.0.query_one("look for waiting events", &sql, &[]).await?.get(0))
+    }
+
+    /// The aggregates whose events wait. Part of an open scan: what that finds does not wait.
+    pub(crate) async fn blocked(&self) -> Result<Vec<Blocked>, Error> {
+        let sql = format!(
+            "SELECT DISTINCT ON (aggregate_type, aggregate_id)
+                 aggregate_type, aggregate_id, coalesce(blocked_by, id)
+             FROM {} WHERE blocks AND discarded_at IS NULL AND {}
+             ORDER BY aggregate_type, aggregate_id, blocked_by IS NOT NULL, seq
+             LIMIT {}",
+            self.0.table.companion("outbox_dead_letter"),
+            self.0.owned_letters(),
+            BLOCKED_MAX + 1
+        );
+        let rows = self.0.query("look for blocked aggregates", &sql, &[]).await?;
+        if rows.len() > BLOCKED_MAX {
+            return Err(Error::Refused(format!(
+                "more than {BLOCKED_MAX} aggregates are blocked by dead letters; mend them with \
+                 `tailpost outbox dlq`, or set relay.on_park = \"skip\""
+            )));
+        }
+        let blocked = |row: &Row| Blocked {
+            aggregate_type: row.get(0),
+            aggregate_id: row.get(1),
+            by: row.get(2),
+        };
+        Ok(rows.iter().map(blocked).collect())
     }
 }
 

@@ -93,18 +93,7 @@ impl Store {
         );
         self.perform("distrust the slot", &sql, &[&slot]).await
     }
-}
 
-impl Books {
-    /// Confirms what the replication connection could not confirm before it closed.
-    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
-        let to = PgLsn::from(to.0);
-        let sql = "SELECT pg_replication_slot_advance($1, $2)";
-        self.0.perform("advance the slot", sql, &[&slot, &to]).await
-    }
-}
-
-impl Store {
     /// Where the log ends now.
     pub async fn log_end(&self) -> Result<Lsn, Error> {
         let sql = "SELECT pg_current_wal_insert_lsn()";
@@ -112,62 +101,7 @@ impl Store {
         let end: PgLsn = row.get(0);
         Ok(Lsn(end.into()))
     }
-}
 
-impl Books {
-    /// Stores, durably, how far the slot may be confirmed: a slot that is created later begins behind it.
-    /// `place` says up to where everything is resolved.
-    ///
-    /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
-    /// `rules` stand for what decides which events take a sequence.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
-    pub(crate) async fn checkpoint(
-        &self,
-        reader: &SlotReader,
-        at: Lsn,
-        place: NotedPlace,
-        rules: i64,
-    ) -> Result<(), Error> {
-        // Not waiting for synchronous standbys: they have no part in what the slot confirms.
-        let sql = format!(
-            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
-             UPDATE {} SET checkpoint_lsn = $2, updated_at = now(),
-                 resolved_lsn = coalesce($4, resolved_lsn),
-                 resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
-                 resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
-                     WHEN gap_filled_at IS NOT NULL THEN $6 END,
-                 resolved_rules = $8,
-                 resolved_at = CASE WHEN $9 THEN resolved_at ELSE now() END
-             FROM durable
-             WHERE slot = $1 AND EXISTS (
-                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
-             )",
-            self.0.table.companion("tailpost_state")
-        );
-        let at = PgLsn::from(at.0);
-        let is_kept = place == NotedPlace::Kept;
-        let is_unchanged = is_kept || place == NotedPlace::Unchanged;
-        let place = match place {
-            NotedPlace::At(place) => Some(place),
-            NotedPlace::Unchanged | NotedPlace::Kept | NotedPlace::Uncounted => None,
-        };
-        let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
-        let ordinal = place.map(|it| i64::from(it.ordinal));
-        let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
-        let SlotReader { slot, pid } = reader;
-        let parameters: [&(dyn ToSql + Sync); 9] =
-            [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules, &is_kept];
-        match self.0.execute("store the checkpoint", &sql, &parameters).await? {
-            0 => Err(Error::SlotBusy { slot: slot.clone() }),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl Store {
     /// Writes down that the whole table was looked at just now.
     pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
         let column = match by {
@@ -237,38 +171,7 @@ impl Store {
         );
         self.perform("write down why the slot is dropped", &sql, &[&slot, &reason]).await
     }
-}
 
-impl Books {
-    /// The scanner found something. A crash may leave it published and not marked; the next session
-    /// finds it in the stream's tail as long as nothing else is published before it has looked.
-    pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
-             WHERE slot = $1",
-            self.0.table.companion("tailpost_state")
-        );
-        self.0.perform("write down that there is a gap", &sql, &[&slot]).await
-    }
-
-    /// The scanner found nothing more: what the slot could not bring when it was created is
-    /// published, and marked. Counts the `rows` that were. Nothing is written if `reader` does not
-    /// read the slot any more: who does may have found something since.
-    pub(crate) async fn gap_filled(&self, slot: &str, reader: i32, rows: u64) -> Result<(), Error> {
-        let sql = format!(
-            "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
-                 resolved_stream_seq = NULL, updated_at = now()
-             WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
-                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
-             )",
-            self.0.table.companion("tailpost_state")
-        );
-        let doing = "write down that the gap is filled";
-        self.0.perform(doing, &sql, &[&slot, &rows.cast_signed(), &reader]).await
-    }
-}
-
-impl Store {
     /// Says so if a slot that was just created brings everything that is to be published.
     pub(crate) async fn note_if_no_gap(&self, slot: &str) -> Result<bool, Error> {
         let sql = format!(
@@ -424,6 +327,93 @@ impl Store {
         let doing = "store the slot's start";
         self.perform(doing, &sql, &[&slot, &system_identifier, &timeline, &start_snapshot, &lsn])
             .await
+    }
+}
+
+impl Books {
+    /// Confirms what the replication connection could not confirm before it closed.
+    pub(crate) async fn advance_slot(&self, slot: &str, to: Lsn) -> Result<(), Error> {
+        let to = PgLsn::from(to.0);
+        let sql = "SELECT pg_replication_slot_advance($1, $2)";
+        self.0.perform("advance the slot", sql, &[&slot, &to]).await
+    }
+
+    /// Stores, durably, how far the slot may be confirmed: a slot that is created later begins behind it.
+    /// `place` says up to where everything is resolved.
+    ///
+    /// Nothing is counted from a place while a scan works: it may have begun since that was decided.
+    /// `rules` stand for what decides which events take a sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    pub(crate) async fn checkpoint(
+        &self,
+        reader: &SlotReader,
+        at: Lsn,
+        place: NotedPlace,
+        rules: i64,
+    ) -> Result<(), Error> {
+        // Not waiting for synchronous standbys: they have no part in what the slot confirms.
+        let sql = format!(
+            "WITH durable AS (SELECT set_config('synchronous_commit', 'local', true))
+             UPDATE {} SET checkpoint_lsn = $2, updated_at = now(),
+                 resolved_lsn = coalesce($4, resolved_lsn),
+                 resolved_ordinal = CASE WHEN $4 IS NULL THEN resolved_ordinal ELSE $5 END,
+                 resolved_stream_seq = CASE WHEN $7 THEN resolved_stream_seq
+                     WHEN gap_filled_at IS NOT NULL THEN $6 END,
+                 resolved_rules = $8,
+                 resolved_at = CASE WHEN $9 THEN resolved_at ELSE now() END
+             FROM durable
+             WHERE slot = $1 AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.0.table.companion("tailpost_state")
+        );
+        let at = PgLsn::from(at.0);
+        let is_kept = place == NotedPlace::Kept;
+        let is_unchanged = is_kept || place == NotedPlace::Unchanged;
+        let place = match place {
+            NotedPlace::At(place) => Some(place),
+            NotedPlace::Unchanged | NotedPlace::Kept | NotedPlace::Uncounted => None,
+        };
+        let lsn = place.map(|it| PgLsn::from(it.commit_lsn.0));
+        let ordinal = place.map(|it| i64::from(it.ordinal));
+        let seq = place.and_then(|it| it.seq).map(u64::cast_signed);
+        let SlotReader { slot, pid } = reader;
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules, &is_kept];
+        match self.0.execute("store the checkpoint", &sql, &parameters).await? {
+            0 => Err(Error::SlotBusy { slot: slot.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The scanner found something. A crash may leave it published and not marked; the next session
+    /// finds it in the stream's tail as long as nothing else is published before it has looked.
+    pub(crate) async fn gap_opened(&self, slot: &str) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_filled_at = NULL, resolved_stream_seq = NULL, updated_at = now()
+             WHERE slot = $1",
+            self.0.table.companion("tailpost_state")
+        );
+        self.0.perform("write down that there is a gap", &sql, &[&slot]).await
+    }
+
+    /// The scanner found nothing more: what the slot could not bring when it was created is
+    /// published, and marked. Counts the `rows` that were. Nothing is written if `reader` does not
+    /// read the slot any more: who does may have found something since.
+    pub(crate) async fn gap_filled(&self, slot: &str, reader: i32, rows: u64) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET gap_rows = coalesce(gap_rows, 0) + $2, gap_filled_at = now(),
+                 resolved_stream_seq = NULL, updated_at = now()
+             WHERE slot = $1 AND gap_filled_at IS NULL AND EXISTS (
+                 SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active_pid = $3
+             )",
+            self.0.table.companion("tailpost_state")
+        );
+        let doing = "write down that the gap is filled";
+        self.0.perform(doing, &sql, &[&slot, &rows.cast_signed(), &reader]).await
     }
 }
 

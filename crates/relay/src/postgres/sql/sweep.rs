@@ -65,27 +65,7 @@ impl Store {
         let parameters: [&(dyn ToSql + Sync); 2] = [&start_snapshot, &watermark.snapshot];
         self.perform("remove parked rows", &self.sql.sweep_dead, &parameters).await
     }
-}
 
-impl Marks {
-    /// Unmarked rows of the log that the watermark covers, at most [`SWEPT_AT_ONCE`], each with its
-    /// age by `swept`, below which everything was marked.
-    pub(crate) async fn unmarked(
-        &self,
-        start_snapshot: &str,
-        watermark: &Watermark,
-        swept: Option<&Watermark>,
-        range: SweepRange,
-    ) -> Result<Vec<Unmarked>, Error> {
-        let swept = swept.map(|it| &*it.snapshot);
-        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
-        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.0.sql.unmarked(range, swept.is_some()));
-        let rows = self.0.query(LOOKING, &sql, &parameters).await?;
-        Ok(rows.iter().map(unmarked).collect())
-    }
-}
-
-impl Store {
     /// As [`unmarked`](Marks::unmarked), but all of them, read as they are taken. The connection is
     /// this look's from then on.
     pub(crate) async fn look(
@@ -147,5 +127,23 @@ impl Store {
             format!("SELECT {id} FROM {outbox} WHERE {id} = ANY($1) AND published_at IS NOT NULL");
         let rows = self.query("look for rows that were not marked", &sql, &[&ids]).await?;
         Ok(rows.iter().map(|it| it.get(0)).collect())
+    }
+}
+
+impl Marks {
+    /// Unmarked rows of the log that the watermark covers, at most [`SWEPT_AT_ONCE`], each with its
+    /// age by `swept`, below which everything was marked.
+    pub(crate) async fn unmarked(
+        &self,
+        start_snapshot: &str,
+        watermark: &Watermark,
+        swept: Option<&Watermark>,
+        range: SweepRange,
+    ) -> Result<Vec<Unmarked>, Error> {
+        let swept = swept.map(|it| &*it.snapshot);
+        let parameters: [&(dyn ToSql + Sync); 3] = [&start_snapshot, &watermark.snapshot, &swept];
+        let sql = format!("{} LIMIT {SWEPT_AT_ONCE}", self.0.sql.unmarked(range, swept.is_some()));
+        let rows = self.0.query(LOOKING, &sql, &parameters).await?;
+        Ok(rows.iter().map(unmarked).collect())
     }
 }
