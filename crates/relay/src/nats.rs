@@ -9,7 +9,6 @@ mod pub_ack;
 mod publisher;
 mod reply_subject;
 pub mod stream_check;
-mod stream_messages;
 mod stream_tail;
 
 pub(crate) use broker_failover::{has_ended, leave_server};
@@ -19,6 +18,5 @@ pub use permission_violations::unless_denied;
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};
-pub(crate) use stream_messages::{AT_ONCE, StreamMessages};
 pub use stream_tail::TailReader;
-pub(crate) use stream_tail::{SOUGHT_AT_ONCE, WAY_BACK_MAX, WayBack};
+pub(crate) use stream_tail::{SOUGHT_AT_ONCE, WAY_BACK_MAX, WHOLE_AT_ONCE, WayBack};

@@ -20,7 +20,6 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
-use super::stream_messages::StreamMessages;
 use crate::engine::{LastEvent, Stored, Tail, TailMessage};
 use crate::error::Error;
 
@@ -31,6 +30,8 @@ const READS_IN_FLIGHT: usize = 64;
 /// answer has the whole message.
 const BYTES_IN_FLIGHT: u64 = 4 << 20;
 
+/// Requests for messages that are kept whole under way at a time.
+pub(crate) const WHOLE_AT_ONCE: usize = 16;
 /// Messages read at a time on the way back.
 const CHUNK: u64 = 512;
 
@@ -160,11 +161,8 @@ impl TailReader {
         let mut tail = Tail::ending_at(last_seq);
         tail.refuses_batches = !config.allow_batch_publish;
         let mut pace = Pace::new(&state);
-        let mut from = from.max(floor);
-        while from <= last_seq {
-            let to = last_seq.min(from + CHUNK - 1);
-            tail.add(system_id, self.range(from, to, &mut pace).await?);
-            from = to + 1;
+        for from in (from.max(floor)..=last_seq).step_by(CHUNK as usize) {
+            tail.add(system_id, self.chunk(from, last_seq, &mut pace).await?);
         }
         let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
         let former = self.created.swap(created, Ordering::Relaxed);
@@ -213,16 +211,17 @@ impl TailReader {
             messages = state.messages,
             "reading the whole stream for rows that were marked, and are not any more"
         );
-        let (mut from, last_seq) = (state.first_sequence.max(1), state.last_sequence);
+        let last_seq = state.last_sequence;
         let mut pace = Pace::new(&state);
-        while from <= last_seq && !sought.is_empty() {
-            let to = last_seq.min(from + CHUNK - 1);
-            for message in self.range(from, to, &mut pace).await? {
+        for from in (state.first_sequence.max(1)..=last_seq).step_by(CHUNK as usize) {
+            if sought.is_empty() {
+                break;
+            }
+            for message in self.chunk(from, last_seq, &mut pace).await? {
                 if let Some(id) = message.id.filter(|id| sought.remove(id)) {
                     found.push(Stored { id, seq: message.seq, commit_lsn: Lsn::ZERO });
                 }
             }
-            from = to + 1;
         }
         Ok(found)
     }
@@ -234,24 +233,26 @@ impl TailReader {
         let mut pace = Pace::new(&state);
         // Beyond the end: the stream was made anew since.
         let from = if from > state.last_sequence + 1 { 1 } else { from };
-        let mut from = from.max(state.first_sequence).max(1);
+        let from = from.max(state.first_sequence).max(1);
         let last_seq = state.last_sequence.min(from.saturating_add(WAY_BACK_MAX));
         let mut copies = HashSet::new();
-        while from <= last_seq {
-            let to = last_seq.min(from + CHUNK - 1);
-            for message in self.range(from, to, &mut pace).await? {
-                if message.replay == Some(replay) {
-                    copies.extend(message.id);
-                }
-            }
-            from = to + 1;
+        for from in (from..=last_seq).step_by(CHUNK as usize) {
+            let chunk = self.chunk(from, last_seq, &mut pace).await?;
+            let of_replay = chunk.iter().filter(|it| it.replay == Some(replay));
+            copies.extend(of_replay.filter_map(|it| it.id));
         }
         Ok(copies)
     }
 
-    /// Reads the stream's messages whole.
-    pub(crate) fn messages(&self) -> StreamMessages {
-        StreamMessages::new(self.client.clone(), self.name.clone())
+    /// What the leader says of each sequence from `from` to `to`: each answer has the whole message.
+    pub(crate) async fn read_whole(
+        &self,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<direct_get::Answer>, Error> {
+        let reads =
+            stream::iter(from..=to).map(|seq| direct_get::read(&self.client, &self.name, seq));
+        reads.buffered(WHOLE_AT_ONCE).try_collect().await
     }
 
     /// Where the stream's last message is.
@@ -266,10 +267,20 @@ impl TailReader {
         count: u64,
         system_id: u64,
     ) -> Result<Tail, Error> {
-        let last_seq = self.info().await?.state.last_sequence;
+        let last_seq = self.last_sequence().await?;
         // Beyond the end: the stream was made anew since.
         let from = if from > last_seq + 1 { 1 } else { from };
         self.read_since(from.max((last_seq + 1).saturating_sub(count)), system_id).await
+    }
+
+    /// The next messages from `from` on, [`CHUNK`] at most, and none behind `last`.
+    async fn chunk(
+        &self,
+        from: u64,
+        last: u64,
+        pace: &mut Pace,
+    ) -> Result<Vec<TailMessage>, Error> {
+        self.range(from, last.min(from + CHUNK - 1), pace).await
     }
 
     async fn range(

@@ -40,7 +40,7 @@ pub use self::index::OutboxIndex;
 pub(crate) use self::owed::Stuck;
 pub(crate) use self::replay_rows::{ReplayedRow, TakenReplay};
 pub(crate) use self::scan::Scanner;
-pub(crate) use self::session_stores::{Books, LookedBy, Marks, Rows, Scan, SlotReader};
+pub(crate) use self::session_stores::{Books, Marks, Rows, Scan, SlotReader};
 use self::statements::Statements;
 use crate::config::{Config, MarkBy};
 use crate::engine::{Resolved, Watermark};

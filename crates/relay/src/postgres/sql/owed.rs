@@ -53,35 +53,45 @@ impl Store {
     /// Writes down that the stream has these events, or that a route dropped them; already marked
     /// rows are left alone, locked ones are owed their marks. Returns how many rows were marked
     /// here. Rows not visible yet, or gone, are no error: the sweeper finds the former.
-    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
-        Ok(self.mark_or_owe(stream, resolved).await?.rows)
-    }
-
-    /// As [`mark`](Self::mark).
-    pub(crate) async fn mark_or_owe(
+    pub(crate) async fn mark(
         &self,
         stream: &str,
         resolved: &[Resolved],
     ) -> Result<ScanMarks, Error> {
         self.note_stored(stream, resolved).await?;
-        let mut rows = 0;
-        if !self.is_wary() {
-            match self.mark_waiting(stream, resolved).await {
-                Err(error) if error.is_contention() => self.beware(),
-                Err(error) if error.may_be_about_a_row() => {}
-                // Who has seen the others may want to know why not.
-                Ok((some, _)) if some < resolved.len() as u64 => rows = some,
-                marked => return marked.map(|(rows, _)| ScanMarks { rows, owed: 0 }),
-            }
+        let marked = self.unless_held_up(self.mark_waiting(stream, resolved)).await?;
+        let rows = marked.map_or(0, |(rows, _)| rows);
+        if rows >= resolved.len() as u64 {
+            return Ok(ScanMarks { rows, owed: 0 });
         }
+        // Who has seen the others may want to know why not.
         let (more, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
         Ok(ScanMarks { rows: rows + more.len() as u64, owed: owed.len() as u64 })
+    }
+
+    /// What came of marking many rows by one statement. `None` if some are locked, or their marks are
+    /// refused: then each is marked or owed its mark.
+    async fn unless_held_up<T>(
+        &self,
+        marking: impl Future<Output = Result<T, Error>>,
+    ) -> Result<Option<T>, Error> {
+        if self.is_wary() {
+            return Ok(None);
+        }
+        match marking.await {
+            Err(error) if error.is_contention() => {
+                self.beware();
+                Ok(None)
+            }
+            Err(error) if error.may_be_about_a_row() => Ok(None),
+            marked => marked.map(Some),
+        }
     }
 
     /// Marks the rows that a verdict of the sweeper says are published. Returns how many were.
     pub(crate) async fn mark_verdict(&self, stream: &str, it: &Verdict) -> Result<u64, Error> {
         let marked = self.mark(stream, &it.resolved).await?;
-        Ok(marked + self.mark_on_trust(stream, &it.trusted).await?)
+        Ok(marked.rows + self.mark_on_trust(stream, &it.trusted).await?)
     }
 
     /// Marks rows of which nobody knows where in the stream they are. Locked ones are owed their marks.
@@ -89,15 +99,11 @@ impl Store {
         if ids.is_empty() {
             return Ok(0);
         }
-        let mut rows = 0;
-        if !self.is_wary() {
-            let sql = &self.sql.mark_on_trust;
-            match self.execute("sweep unmarked rows", sql, &[&ids, &stream]).await {
-                Err(error) if error.is_contention() => self.beware(),
-                Err(error) if error.may_be_about_a_row() => {}
-                Ok(some) if some < ids.len() as u64 => rows = some,
-                marked => return marked,
-            }
+        let parameters: [&(dyn ToSql + Sync); 2] = [&ids, &stream];
+        let marking = self.execute("sweep unmarked rows", &self.sql.mark_on_trust, &parameters);
+        let rows = self.unless_held_up(marking).await?.unwrap_or(0);
+        if rows >= ids.len() as u64 {
+            return Ok(rows);
         }
         let resolved: Vec<_> = ids.iter().map(|id| Resolved::somewhere(*id)).collect();
         let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &resolved)).await?;
@@ -212,35 +218,22 @@ impl Marks {
         resolved: &[Resolved],
     ) -> Result<(u64, Vec<Resolved>), Error> {
         self.0.note_stored(stream, resolved).await?;
-        let missed = |there: HashSet<Uuid>| {
-            resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect()
-        };
-        if !self.0.is_wary() {
-            match self.0.mark_waiting(stream, resolved).await {
-                Err(error) if error.is_contention() => self.0.beware(),
-                Err(error) if error.may_be_about_a_row() => {}
-                marked => {
-                    let (rows, deleted) = marked?;
-                    if rows == resolved.len() as u64 {
-                        return Ok((rows, Vec::new()));
-                    }
-                    let there = match deleted {
-                        Some(deleted) => deleted,
-                        None => self.0.marked(resolved).await?,
-                    };
-                    return Ok((rows, missed(there)));
-                }
+        let marked = self.0.unless_held_up(self.0.mark_waiting(stream, resolved)).await?;
+        let (rows, mut there) = match marked {
+            Some((rows, _)) if rows == resolved.len() as u64 => return Ok((rows, Vec::new())),
+            Some((rows, deleted)) => (rows, deleted.unwrap_or_default()),
+            // What is owed counts as marked: it is somebody else's to see to.
+            None => {
+                let sql = &self.0.sql.mark_free;
+                let (marked, owed) = Box::pin(self.0.mark_free(sql, stream, resolved)).await?;
+                ((marked.len() + owed.len()) as u64, &marked | &owed)
             }
-        }
-        let (marked, owed) =
-            Box::pin(self.0.mark_free(&self.0.sql.mark_free, stream, resolved)).await?;
-        // What is owed counts as marked: it is somebody else's to see to.
-        let rows = (marked.len() + owed.len()) as u64;
-        let mut there: HashSet<Uuid> = marked.union(&owed).copied().collect();
+        };
         if !self.0.marks_by_deleting() {
             there.extend(self.0.marked(resolved).await?);
         }
-        Ok((rows, missed(there)))
+        let missed = resolved.iter().filter(|it| !there.contains(&it.id)).copied().collect();
+        Ok((rows, missed))
     }
 }
 

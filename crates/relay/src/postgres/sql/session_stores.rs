@@ -17,13 +17,6 @@ pub(crate) struct SlotReader {
     pub(crate) pid: i32,
 }
 
-/// Whoever looks at the whole table now and then.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum LookedBy {
-    Scanner,
-    Sweeper,
-}
-
 /// How long keeping the slot's books waits for others' locks.
 const BOOKS_WAIT: &str = "1s";
 
@@ -79,7 +72,7 @@ impl Books {
 
     /// A scan looked at the whole table.
     pub(crate) async fn note_scan(&self, slot: &str) -> Result<(), Error> {
-        self.0.note_look(slot, LookedBy::Scanner).await
+        self.0.note_look(slot, "scanned_at").await
     }
 }
 
@@ -94,16 +87,12 @@ impl Rows {
         self.0.client().is_closed()
     }
 
-    pub(crate) async fn mark(&self, stream: &str, resolved: &[Resolved]) -> Result<u64, Error> {
-        self.0.mark(stream, resolved).await
-    }
-
-    pub(crate) async fn mark_or_owe(
+    pub(crate) async fn mark(
         &self,
         stream: &str,
         resolved: &[Resolved],
     ) -> Result<ScanMarks, Error> {
-        self.0.mark_or_owe(stream, resolved).await
+        self.0.mark(stream, resolved).await
     }
 }
 
@@ -145,7 +134,7 @@ impl Marks {
 
     /// The sweeper looked at the whole table.
     pub(crate) async fn note_sweep(&self, slot: &str) -> Result<(), Error> {
-        self.0.note_look(slot, LookedBy::Sweeper).await
+        self.0.note_look(slot, "whole_swept_at").await
     }
 }
 

@@ -6,7 +6,7 @@ use pgoutput::Lsn;
 use tokio_postgres::Row;
 use tokio_postgres::types::{PgLsn, ToSql};
 
-use super::{Books, LookedBy, SlotReader, Store, mark};
+use super::{Books, SlotReader, Store, mark};
 use crate::engine::{NotedPlace, Place, ResolvedPlace, SlotHealth, SlotKnown, Watermark};
 use crate::error::Error;
 
@@ -102,12 +102,8 @@ impl Store {
         Ok(Lsn(end.into()))
     }
 
-    /// Writes down that the whole table was looked at just now.
-    pub(crate) async fn note_look(&self, slot: &str, by: LookedBy) -> Result<(), Error> {
-        let column = match by {
-            LookedBy::Scanner => "scanned_at",
-            LookedBy::Sweeper => "whole_swept_at",
-        };
+    /// Writes down, in `column`, that the whole table was looked at just now.
+    pub(crate) async fn note_look(&self, slot: &str, column: &str) -> Result<(), Error> {
         let state = self.table.companion("tailpost_state");
         let sql = format!("UPDATE {state} SET {column} = now() WHERE slot = $1");
         self.perform("write down that the table was looked at", &sql, &[&slot]).await

@@ -99,7 +99,7 @@ impl Store {
         let mut marked = 0;
         for batch in stored.chunks(MARKS_AT_ONCE) {
             let batch: Vec<Resolved> = batch.iter().map(resolved).collect();
-            marked += self.mark(stream, &batch).await?;
+            marked += self.mark(stream, &batch).await?.rows;
         }
         Ok(marked)
     }

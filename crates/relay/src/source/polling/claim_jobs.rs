@@ -47,7 +47,7 @@ impl Polling {
                 job(async move {
                     let marked = store.mark(&stream, &published).await;
                     Ok(match unless_contended(marked, "marking rows later")? {
-                        Some(marked) => ClaimsInput::Marked { claim, marked }.into(),
+                        Some(marked) => ClaimsInput::Marked { claim, marked: marked.rows }.into(),
                         None => ClaimsInput::NotMarked { claim, published }.into(),
                     })
                 })
@@ -56,7 +56,7 @@ impl Polling {
                 let store = self.claims.remove(&claim).ok_or_else(unknown_claim)?;
                 let stream = self.config.stream.name.clone();
                 job(async move {
-                    let marked = insist(|| store.mark(&stream, &published)).await?;
+                    let marked = insist(|| store.mark(&stream, &published)).await?.rows;
                     store.finish_claim().await?;
                     Ok(freed(store, ClaimsInput::GaveBack { marked }))
                 })

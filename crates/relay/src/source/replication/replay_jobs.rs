@@ -90,8 +90,8 @@ impl Replication {
             let source = OpenReplay {
                 store: Arc::new(store),
                 taken: Arc::new(taken),
-                messages: tail.messages(),
                 transforms: tail.limits().borrow().transforms,
+                tail,
                 wal: Arc::default(),
                 over: CancellationToken::new(),
                 is_failing: Arc::default(),

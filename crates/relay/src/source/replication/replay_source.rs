@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::describe;
 use crate::engine::{Outgoing, ReplayPage, ReplayRow, ReplayUnread, Tried};
 use crate::error::Error;
-use crate::nats::{AT_ONCE, History, StreamMessages};
+use crate::nats::{History, TailReader, WHOLE_AT_ONCE};
 use crate::postgres::Store;
 use crate::postgres::sql::{ReplayedRow, TakenReplay};
 use crate::replay_selection::ReplaySource;
@@ -29,7 +29,7 @@ pub(super) const PAGE: usize = 256;
 pub(crate) struct OpenReplay {
     pub(super) store: Arc<Store>,
     pub(super) taken: Arc<TakenReplay>,
-    pub(super) messages: StreamMessages,
+    pub(super) tail: TailReader,
     /// The stream stores them under other subjects than those under which they are published.
     pub(super) transforms: bool,
     /// With the log as its source: what reads it, unless that broke.
@@ -127,8 +127,8 @@ impl OpenReplay {
         let until = last.min(read_to + PAGE as u64);
         let (mut rows, mut bytes) = (Vec::new(), 0);
         while read_to < until && bytes < self.bytes_max {
-            let to = until.min(read_to + AT_ONCE as u64);
-            for answer in self.messages.read(read_to + 1, to).await? {
+            let to = until.min(read_to + WHOLE_AT_ONCE as u64);
+            for answer in self.tail.read_whole(read_to + 1, to).await? {
                 bytes += answer.bytes();
                 if let Some(message) = answer.message()? {
                     rows.extend(self.row(&message));

@@ -159,7 +159,7 @@ impl Replication {
                 if !found.is_empty() {
                     store.note_found(&found).await?;
                 }
-                store.mark_or_owe(&stream, &published).await
+                store.mark(&stream, &published).await
             };
             let what = "cannot mark what was scanned, trying again";
             let marked = unless_contended(marked.await, what)?;
