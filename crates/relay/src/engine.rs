@@ -76,7 +76,7 @@ use pgoutput::Lsn;
 pub(crate) use self::backfill::{Backfill, ScanRanges};
 pub(crate) use self::checkpoint::Checkpoint;
 use self::claims::Claims;
-pub(crate) use self::claims::{ClaimsSettings, ClaimsStart, LEASE};
+pub(crate) use self::claims::{ClaimsSettings, LEASE};
 use self::core::Core;
 pub use self::effect::Watermark;
 pub(crate) use self::effect::{
@@ -97,7 +97,7 @@ pub(crate) use self::marking::{
     SWEPT_AT_ONCE, Sweeper, Swept,
 };
 pub(crate) use self::messages::{
-    Blocked, Dead, Ignored, Mode, NotedPlace, Part, Resolved, Send, Start,
+    Blocked, Dead, Ignored, Mode, NotedPlace, Part, Resolved, Send, Settings, Start,
 };
 pub(crate) use self::notice::{About, Notice};
 pub(crate) use self::publish::{LOGGED_WHILE_SCAN_UNMARKED_MAX, Publishing, SCANS_UNMARKED_MAX};
@@ -160,9 +160,9 @@ impl Engine {
         Self { core, parts: Parts::Log(parts) }
     }
 
-    pub(crate) fn of_claims(start: ClaimsStart) -> Self {
-        let (parts, core) = Claims::new(start);
-        Self { core, parts: Parts::Claims(parts) }
+    pub(crate) fn of_claims(publishing: Publishing, settings: ClaimsSettings) -> Self {
+        let parts = Parts::Claims(Claims::new(settings, publishing.last_seq()));
+        Self { core: Core::new(publishing), parts }
     }
 
     /// Takes in what happened.

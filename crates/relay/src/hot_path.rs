@@ -138,17 +138,19 @@ impl HotPath {
         let state = Publishing::new(Start {
             written: crate::engine::WrittenDown::nothing(),
             mode: Mode::Fenced,
-            limits: Limits { events: 8_192, bytes: 16 << 20 },
-            ack_timeout: Duration::from_secs(5),
-            resolved_before: Lsn::ZERO,
-            log_end: Lsn(u64::MAX),
             tail: Tail::default(),
-            stays_fenced: false,
             dead: HashSet::new(),
             tried: HashMap::new(),
-            parking_blocks: false,
-            max_attempts: 10,
             seed: 1,
+            settings: Settings {
+                limits: Limits { events: 8_192, bytes: 16 << 20 },
+                ack_timeout: Duration::from_secs(5),
+                resolved_before: Lsn::ZERO,
+                log_end: Lsn(u64::MAX),
+                stays_fenced: false,
+                parking_blocks: false,
+                max_attempts: 10,
+            },
         });
         let (publisher, _answers) = publisher.unwrap();
         Self { rows, state, publisher, seq: 0, committed: 0, resolved: 0 }

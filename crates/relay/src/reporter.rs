@@ -1,5 +1,7 @@
 //! Keeps a relay's counters across sessions and sends its status out now and then.
 
+mod notices;
+
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -7,15 +9,15 @@ use outbox::spans::SpanSink;
 use outbox::waiting::{Seen, Waiting};
 use servers::NatsLink;
 use tokio::sync::watch;
-use tracing::field::display;
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
-use crate::engine::{About, Figures, Notice, Origin, Resolved, Send};
+use crate::config::Config;
+use crate::engine::{Figures, Origin, Resolved, Send};
 use crate::event_state::EventState;
 use crate::mode::Mode;
 use crate::postgres::sql::Stuck;
 use crate::publish_spans::PublishSpans;
-use crate::status::{HistoryStatus, Role, SlotStatus, Status};
+use crate::status::{HistoryStatus, Role, Status};
 
 /// How often a status goes out.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -64,6 +66,9 @@ pub(crate) struct Reporter {
     status: Status,
     reports: Reports,
     stream: String,
+    slot: String,
+    /// Of messages of the log that are events.
+    wal_prefix: String,
     /// Counters as they were when the session began.
     base: Status,
     sent: Option<Instant>,
@@ -72,12 +77,20 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// `stream` is where events go.
-    pub(crate) fn new(reports: Reports, stream: &str, mode: Mode) -> Self {
-        let status = Status { mode, configured_mode: mode, ..Status::default() };
-        let base = Status::default();
-        let spans = reports.spans.clone().map(|sink| PublishSpans::new(sink, stream));
-        Self { status, reports, stream: stream.to_owned(), base, sent: None, link: None, spans }
+    pub(crate) fn new(reports: Reports, config: &Config) -> Self {
+        let (mode, stream) = (config.mode, config.stream.name.clone());
+        let spans = reports.spans.clone().map(|sink| PublishSpans::new(sink, &stream));
+        Self {
+            status: Status { mode, configured_mode: mode, ..Status::default() },
+            reports,
+            stream,
+            slot: config.slot.clone(),
+            wal_prefix: config.table.wal_prefix(),
+            base: Status::default(),
+            sent: None,
+            link: None,
+            spans,
+        }
     }
 
     /// A session begins: its counters start at nothing.
@@ -145,11 +158,6 @@ impl Reporter {
         self.status.waiting_for = Some(what);
     }
 
-    /// The slot was looked at.
-    pub(crate) fn slot(&mut self, slot: SlotStatus) {
-        self.status.slot = Some(slot);
-    }
-
     /// It was looked for rows that wait for somebody. Said when that begins and ends.
     pub(crate) fn stuck(&mut self, stuck: Stuck) {
         let status = &mut self.status;
@@ -208,66 +216,6 @@ impl Reporter {
     /// Something went wrong that the session survives.
     pub(crate) fn trouble(&mut self, why: String) {
         self.status.last_error = Some(why);
-    }
-
-    /// Tells operators what any session may have to tell.
-    pub(crate) fn tell(&mut self, notice: Notice) {
-        match notice {
-            Notice::ReadingTail { why, unresolved } => {
-                warn!(why, unresolved, "reading the stream's tail");
-                self.trouble(why);
-            }
-            Notice::Parking { about: About { event_id, lsn, trace_id }, reason } => {
-                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
-                let hint =
-                    "see `tailpost outbox dlq show` with its id; mend the cause, then requeue it";
-                warn!(
-                    %event_id, lsn, trace_id, reason, hint,
-                    "parking an event that cannot be published"
-                );
-                if let Some(spans) = &mut self.spans {
-                    spans.parked(event_id);
-                }
-            }
-            Notice::NotReplayed { copy } => {
-                if let Some(spans) = &mut self.spans {
-                    spans.refused(copy);
-                }
-            }
-            Notice::TryingAgain { about, attempts, reason, pause } => {
-                let About { event_id, lsn, trace_id } = about;
-                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
-                warn!(
-                    %event_id, lsn, trace_id, attempts, reason,
-                    "the stream does not take an event: trying again in {pause:?}"
-                );
-                self.trouble(reason);
-            }
-            Notice::Stranger { why } => {
-                if self.status.stranger.is_none() {
-                    warn!(
-                        stream = self.stream,
-                        why,
-                        "another client answers in the stream's place: such answers are passed over. \
-                         Let no client that reads the events' subjects publish on the relay's inbox \
-                         (docs/security.md)"
-                    );
-                }
-                self.status.stranger = Some(why);
-            }
-            Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
-            of_slot @ (Notice::Uncounted
-            | Notice::Counted { .. }
-            | Notice::ScanFound
-            | Notice::FirstScanDone
-            | Notice::Swept { .. }
-            | Notice::Unlogged { .. }
-            | Notice::Slot { .. }
-            | Notice::StaysFenced
-            | Notice::IgnoringMessages { .. }) => {
-                debug!(?of_slot, "a session over a slot tells of this itself")
-            }
-        }
     }
 
     /// A message was handed over.

@@ -61,7 +61,7 @@ pub async fn run(
         });
     }
     let config = Arc::new(config);
-    let mut reporter = Reporter::new(reports, &config.stream.name, config.mode);
+    let mut reporter = Reporter::new(reports, &config);
     let mut client = None;
     let mut failures = 0;
     // What helps, when it was said last: once is enough.

@@ -11,7 +11,6 @@ mod done;
 mod effects;
 mod history_watch;
 mod lost_end;
-mod notices;
 mod polling;
 mod replication;
 
@@ -180,13 +179,6 @@ impl Source {
         match self {
             Self::Log(log) => &mut log.last_event,
             Self::Table(table) => &mut table.last_event,
-        }
-    }
-
-    fn config(&self) -> &Config {
-        match self {
-            Self::Log(log) => log.config(),
-            Self::Table(table) => table.config(),
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 pub(crate) use self::scan_ranges::ScanRanges;
 use super::effect::{Effect, Effects, OpenScan, ReadScan, ScanEffect, Sees};
 use super::messages::Resolved;
+use super::notice::Notice;
 
 /// So much longer than usual a scan waits while the session is behind.
 const BEHIND_FACTOR: u32 = 10;
@@ -103,15 +104,6 @@ pub(crate) struct Scene {
     pub(crate) is_idle: bool,
     /// What is on its way leaves room for a scan.
     pub(crate) may_scan: bool,
-}
-
-/// What is said of a scan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScanNotice {
-    /// The first rows are there.
-    Found,
-    /// The first scan is over; it had found some.
-    Done,
 }
 
 #[derive(Debug, Clone)]
@@ -268,17 +260,20 @@ impl Backfill {
         now: Duration,
         reader: i32,
         with_tail: bool,
-    ) -> (u32, Option<ScanNotice>) {
+        effects: &mut Effects,
+    ) -> u32 {
         if self.gap == Gap::Filled {
             self.gap = Gap::Open;
         }
         self.tail_read |= with_tail;
-        let notice = (self.batches_begun == 0).then_some(ScanNotice::Found);
+        if self.batches_begun == 0 {
+            effects.push_back(Effect::Tell(Notice::ScanFound));
+        }
         self.batches_begun += 1;
         self.batches.push_back(Batch { number: self.batches_begun, resolved: Vec::new() });
         self.reader = Some(reader);
         self.scan = Scan::Paused { since: now };
-        (self.batches_begun, notice)
+        self.batches_begun
     }
 
     /// There is nothing more to be read, or with `is_cut` there may be and the session ends.
@@ -290,15 +285,16 @@ impl Backfill {
     }
 
     /// The scan is over.
-    pub(crate) fn closed(&mut self, now: Duration, effects: &mut Effects) -> Option<ScanNotice> {
+    pub(crate) fn closed(&mut self, now: Duration, effects: &mut Effects) {
         let was_first = self.log_waits == LogWaits::ForFirst;
         self.log_waits = LogWaits::No;
         self.rest(now + self.interval);
         if self.ranges.done(now) {
             effects.push_back(Effect::Scan(ScanEffect::Note));
         }
-        let has_found = was_first && self.batches_begun > 0 && !self.awaits_slot;
-        has_found.then_some(ScanNotice::Done)
+        if was_first && self.batches_begun > 0 && !self.awaits_slot {
+            effects.push_back(Effect::Tell(Notice::FirstScanDone));
+        }
     }
 
     /// It begins again later: what it has brought by then is marked.

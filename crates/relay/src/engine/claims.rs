@@ -18,7 +18,6 @@ use super::effect::{ClaimsEffect, Effect, End, RowsEffect};
 use super::input::{BrokerInput, ClaimsInput, RowsInput};
 use super::marking::MarkCounts;
 use super::messages::{Dead, Resolved};
-use super::publish::Publishing;
 use super::window::{Origin, Outgoing};
 
 /// After so long without a word from us the server ends a claim.
@@ -47,13 +46,6 @@ const TAIL_RELIED_ON: Duration = Duration::from_secs(40);
 
 /// How often it is looked whether rows are free that were locked when they were to be marked.
 const OWED_EVERY: Duration = Duration::from_secs(1);
-
-/// What a session of one node starts with.
-#[derive(Debug)]
-pub(crate) struct ClaimsStart {
-    pub(crate) publishing: Publishing,
-    pub(crate) settings: ClaimsSettings,
-}
 
 /// How rows are claimed.
 #[derive(Debug, Clone)]
@@ -117,9 +109,10 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    pub(super) fn new(start: ClaimsStart) -> (Self, Core) {
-        let claims = Self {
-            settings: start.settings,
+    /// The stream was read up to `last_seq`.
+    pub(super) fn new(settings: ClaimsSettings, last_seq: u64) -> Self {
+        Self {
+            settings,
             claims: VecDeque::new(),
             begun: 0,
             looking: Looking::Resting { until: Duration::ZERO },
@@ -128,9 +121,8 @@ impl Claims {
             owed_at: Duration::ZERO,
             marks: MarkCounts::default(),
             awake_at: Duration::ZERO,
-            readings: Readings::new(start.publishing.last_seq()),
-        };
-        (claims, Core::new(start.publishing))
+            readings: Readings::new(last_seq),
+        }
     }
 
     pub(super) fn turn(&mut self, core: &mut Core, now: Duration) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pgoutput::Lsn;
 
-use super::backfill::{Backfill, ScanNotice};
+use super::backfill::Backfill;
 use super::checkpoint::Checkpoint;
 use super::core::Core;
 use super::effect::{BooksEffect, BrokerEffect, Effect, End, RowsEffect};
@@ -12,7 +12,7 @@ use super::input::{
     BooksInput, BrokerInput, MarkingInput, Parked, RowOfDead, RowsInput, ScanInput,
 };
 use super::liveness::{Liveness, Silence};
-use super::marking::{Marking, Swept};
+use super::marking::Marking;
 use super::messages::Resolved;
 use super::notice::Notice;
 use super::owed_marks::OwedMarks;
@@ -22,7 +22,6 @@ use super::replay::Replaying;
 use super::slot_health::SlotHealth;
 use super::slot_watch::SlotWatch;
 use super::window::Origin;
-use crate::status::SlotStatus;
 
 /// A session whose last turn is longer ago was held up. Somebody else may have the slot by now.
 const HELD_UP: Duration = Duration::from_secs(1);
@@ -175,7 +174,7 @@ impl LogParts {
             MarkingInput::StreamBack { found, stored, is_whole } => {
                 self.marking.stream_read(now, found, &stored, is_whole, effects);
             }
-            MarkingInput::Swept(swept) => self.swept(core, now, swept),
+            MarkingInput::Swept(swept) => self.marking.swept(now, swept, effects),
         }
     }
 
@@ -195,8 +194,7 @@ impl LogParts {
             }
             ScanInput::Closed => {
                 core.publishing.scan_ended(true);
-                let notice = self.backfill.closed(now, &mut core.effects);
-                tell_scan(core, notice);
+                self.backfill.closed(now, &mut core.effects);
             }
             ScanInput::GapNoted(is_noted) => self.backfill.gap_noted(is_noted),
         }
@@ -251,14 +249,7 @@ impl LogParts {
     }
 
     fn slot_looked_at(&mut self, core: &mut Core, now: Duration, health: SlotHealth) {
-        let (retained_bytes, wal_status) = (health.retained_bytes, health.wal_status.clone());
-        let (outlook, notice) = self.slot_watch.looked(now, health);
-        let status = SlotStatus {
-            wal_status,
-            retained_bytes,
-            wal_headroom_bytes: outlook.wal_headroom_bytes,
-            wal_headroom_seconds: outlook.left.map(|it| it.as_secs()),
-        };
+        let (status, notice) = self.slot_watch.looked(now, health);
         core.tell(Notice::Slot { status, notice });
     }
 
@@ -271,23 +262,5 @@ impl LogParts {
             }
             core.publishing.parked(now, index);
         }
-    }
-
-    fn swept(&mut self, core: &mut Core, now: Duration, swept: Option<Swept>) {
-        let notice = self.marking.swept(now, swept, &mut core.effects);
-        if notice.marked > 0 {
-            core.tell(Notice::Swept { rows: notice.marked });
-        }
-        if notice.unlogged > 0 {
-            core.tell(Notice::Unlogged { rows: notice.unlogged });
-        }
-    }
-}
-
-pub(super) fn tell_scan(core: &mut Core, notice: Option<ScanNotice>) {
-    match notice {
-        Some(ScanNotice::Found) => core.tell(Notice::ScanFound),
-        Some(ScanNotice::Done) => core.tell(Notice::FirstScanDone),
-        None => {}
     }
 }

@@ -16,14 +16,15 @@ use pgoutput::Lsn;
 pub(crate) use self::queue::{MARKS_AT_ONCE, MARKS_WAITING_MAX};
 use self::sweeper::Judgement;
 pub(crate) use self::sweeper::{SWEEPER_STORED_MAX, Sweeper};
+pub(crate) use self::watermark::SWEPT_AT_ONCE;
 use self::watermark::{LostMarks, Missed, Step, Unseen};
-pub(crate) use self::watermark::{SWEPT_AT_ONCE, SweepNotice};
 pub(crate) use self::writers::Batching;
 use self::writers::Writers;
 use super::effect::{
     Effect, Effects, Found, MarkingEffect, Pass, Statement, SweepRange, Watermark,
 };
 use super::messages::Resolved;
+use super::notice::Notice;
 use super::tail_messages::Stored;
 
 /// How often the watermark moves while events are published.
@@ -391,16 +392,10 @@ impl Marking {
     }
 
     /// A sweep ended, or failed: the next one follows at once while it finds as much as it may take.
-    pub(crate) fn swept(
-        &mut self,
-        now: Duration,
-        swept: Option<Swept>,
-        effects: &mut Effects,
-    ) -> SweepNotice {
+    pub(crate) fn swept(&mut self, now: Duration, swept: Option<Swept>, effects: &mut Effects) {
         let step = std::mem::replace(&mut self.step, Step::Resting);
         let (Some(swept), Step::Sweeping(pass)) = (swept, step) else {
-            self.give_up();
-            return SweepNotice::default();
+            return self.give_up();
         };
         self.sweeper.carried_out();
         let Swept { found, marked, unlogged, suspected } = swept;
@@ -415,7 +410,14 @@ impl Marking {
         } else {
             self.complete(now, pass, &found, effects);
         }
-        SweepNotice { marked, unlogged }
+        for (rows, notice) in [
+            (marked, Notice::Swept { rows: marked }),
+            (unlogged, Notice::Unlogged { rows: unlogged }),
+        ] {
+            if rows > 0 {
+                effects.push_back(Effect::Tell(notice));
+            }
+        }
     }
 
     /// Every row that the watermark covers is marked.

@@ -32,10 +32,9 @@ pub(crate) enum Ignored {
     NotTransactional,
 }
 
-/// Where a session starts.
+/// What does not change in a session.
 #[derive(Debug, Clone)]
-pub(crate) struct Start {
-    pub(crate) mode: Mode,
+pub(crate) struct Settings {
     pub(crate) limits: Limits,
     /// Silence after which unanswered messages count as lost.
     pub(crate) ack_timeout: Duration,
@@ -45,6 +44,20 @@ pub(crate) struct Start {
     /// Where the log ended when the session had the slot. What the stream has from beyond is of
     /// another log.
     pub(crate) log_end: Lsn,
+    /// Attempts after which an event that the stream does not take is parked.
+    pub(crate) max_attempts: u32,
+    /// Whether later events of a parked event's aggregate wait for it.
+    pub(crate) parking_blocks: bool,
+    /// Messages have no id by which the broker could deduplicate them: fenced mode stays, whoever
+    /// else writes to the stream.
+    pub(crate) stays_fenced: bool,
+}
+
+/// Where a session starts.
+#[derive(Debug, Clone)]
+pub(crate) struct Start {
+    pub(crate) mode: Mode,
+    pub(crate) settings: Settings,
     /// The stream's end, read back far enough to hold whatever the slot may bring again.
     pub(crate) tail: Tail,
     /// What an earlier session wrote down of that.
@@ -54,15 +67,8 @@ pub(crate) struct Start {
     pub(crate) dead: HashSet<Uuid>,
     /// Events that were tried in vain by earlier sessions, with what their rows say of it.
     pub(crate) tried: HashMap<Uuid, Tried>,
-    /// Whether later events of a parked event's aggregate wait for it.
-    pub(crate) parking_blocks: bool,
-    /// Attempts after which an event that the stream does not take is parked.
-    pub(crate) max_attempts: u32,
     /// For the breaker's pauses.
     pub(crate) seed: u64,
-    /// Messages have no id by which the broker could deduplicate them: fenced mode stays, whoever
-    /// else writes to the stream.
-    pub(crate) stays_fenced: bool,
 }
 
 /// A message to send now.

@@ -7,7 +7,6 @@ mod brought;
 mod copies;
 mod counting;
 mod giving_way;
-mod known;
 mod link;
 mod log;
 mod parts;
@@ -18,7 +17,7 @@ mod retry;
 mod sending;
 mod stream_end;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use outbox::wire::trace_id;
@@ -29,21 +28,20 @@ use self::batch::Batching;
 use self::blocking::Blocks;
 use self::copies::Copies;
 use self::counting::{Counted, PlaceWritten};
-use self::known::Known;
 use self::link::Broker;
 use self::log::Log;
-use self::parts::{Figures, Output, Settings};
+use self::parts::{Figures, Output};
 use self::refusals::Refusals;
 use self::retry::Retries;
 use self::sending::Sending;
 use self::stream_end::StreamEnd;
 use super::input::{BrokerInput, LogInput, Refusal};
-use super::messages::{Counts, Mode, Resolved, Start};
+use super::messages::{Counts, Mode, Resolved, Settings, Start};
 use super::notice::About;
 use super::progress::Progress;
 use super::request::Request;
 use super::tail_messages::Seen;
-use super::window::{Entry, Origin, Stage, Window};
+use super::window::{Entry, Origin, Stage, Tried, Window};
 use crate::latency::Latency;
 use crate::status::{BreakerState, DeadLetterReason};
 
@@ -80,7 +78,10 @@ pub(crate) struct Publishing {
     stream: StreamEnd,
     sending: Sending,
     batching: Batching,
-    known: Known,
+    /// Events that are resolved although the stream does not have them.
+    dead: HashSet<Uuid>,
+    /// Events that earlier sessions have tried, and that the log brings again.
+    tried: HashMap<Uuid, Tried>,
     /// What the stream had when the session began, and has got from others since.
     seen: Seen,
     counted: Counted,
@@ -100,15 +101,7 @@ impl Publishing {
         let (known_seq, mode) = (start.tail.last_seq, start.mode);
         let mut state = Self {
             mode,
-            settings: Settings {
-                limits: start.limits,
-                ack_timeout: start.ack_timeout,
-                resolved_before: start.resolved_before,
-                log_end: start.log_end,
-                max_attempts: start.max_attempts,
-                parking_blocks: start.parking_blocks,
-                stays_fenced: start.stays_fenced,
-            },
+            settings: start.settings,
             now: Duration::ZERO,
             window: Window::new(),
             progress: Progress::default(),
@@ -117,7 +110,8 @@ impl Publishing {
             stream: StreamEnd::new(known_seq),
             sending: Sending::default(),
             batching: Batching::default(),
-            known: Known::new(start.dead, start.tried),
+            dead: start.dead,
+            tried: start.tried,
             seen: Seen::default(),
             counted: Counted::default(),
             written: PlaceWritten::default(),

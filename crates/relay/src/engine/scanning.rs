@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::backfill::Scene;
 use super::core::Core;
 use super::input::{ScanMarks, ScanRead};
-use super::log_parts::{LogParts, tell_scan};
+use super::log_parts::LogParts;
 
 impl LogParts {
     pub(super) fn scan_if_due(&mut self, core: &mut Core, now: Duration) {
@@ -43,8 +43,7 @@ impl LogParts {
         if let Some(seen) = seen {
             core.publishing.looked(now, seen);
         }
-        let (batch, notice) = self.backfill.read_batch(now, process, with_tail);
-        tell_scan(core, notice);
+        let batch = self.backfill.read_batch(now, process, with_tail, &mut core.effects);
         core.publishing.scanned(now, batch, rows);
     }
 

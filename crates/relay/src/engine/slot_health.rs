@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::status::SlotStatus;
+
 /// What the slot makes the server keep, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SlotHealth {
@@ -14,17 +16,6 @@ pub(crate) struct SlotHealth {
     pub(crate) lag_bytes: u64,
     /// Bytes that may still be written before the server gives the slot up; `None` if unlimited.
     pub(crate) safe_bytes: Option<i64>,
-}
-
-/// What is left, and for how long.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Outlook {
-    /// Bytes until the nearer of the two limits; `None` if there is none.
-    pub(crate) wal_headroom_bytes: Option<u64>,
-    /// When it will be reached if the log goes on growing as it does; `None` while it does not.
-    pub(crate) left: Option<Duration>,
-    /// The limit that is set for the relay is reached.
-    pub(crate) is_over: bool,
 }
 
 /// Looks that a prediction is made from, at most this far apart.
@@ -50,26 +41,23 @@ impl WalWatch {
     }
 
     /// Takes in a look at the slot, at `now` since the session began.
-    pub(crate) fn look(&mut self, now: Duration, health: SlotHealth) -> Outlook {
-        let retained = health.retained_bytes;
-        let own_left = self.limit_bytes.map(|limit| limit.saturating_sub(retained));
+    pub(crate) fn look(&mut self, now: Duration, health: SlotHealth) -> SlotStatus {
+        let (wal_status, retained_bytes) = (health.wal_status.clone(), health.retained_bytes);
+        let own_left = self.limit_bytes.map(|limit| limit.saturating_sub(retained_bytes));
         let safe = health.safe_bytes.map(|safe| u64::try_from(safe).unwrap_or(0));
         let wal_headroom_bytes = [own_left, safe].into_iter().flatten().min();
         while self.looks.front().is_some_and(|(at, _)| now.saturating_sub(*at) > LOOK_BACK) {
             self.looks.pop_front();
         }
         self.looks.push_back((now, health));
-        let left = wal_headroom_bytes.and_then(|left| Some((left, self.growth(left)?))).map(
-            |(left, bytes_per_second)| {
-                let seconds = left / bytes_per_second.max(1);
-                Duration::from_secs(seconds)
-            },
-        );
-        Outlook {
-            wal_headroom_bytes,
-            left,
-            is_over: self.limit_bytes.is_some_and(|it| retained >= it),
-        }
+        let wal_headroom_seconds =
+            wal_headroom_bytes.and_then(|left| Some(left / self.growth(left)?.max(1)));
+        SlotStatus { wal_status, retained_bytes, wal_headroom_bytes, wal_headroom_seconds }
+    }
+
+    /// Whether the limit that is set for the relay is reached.
+    pub(crate) fn is_over(&self, retained_bytes: u64) -> bool {
+        self.limit_bytes.is_some_and(|it| retained_bytes >= it)
     }
 
     /// Bytes a second, if what is kept grows.
@@ -121,15 +109,15 @@ mod tests {
     #[test]
     fn a_held_slot_is_predicted_within_seconds() {
         let mut watch = WalWatch::new(Some(1000 * MIB));
-        let mut outlook = Outlook::default();
+        let mut outlook = SlotStatus::default();
         for second in 0..4 {
             let bytes = 100 * MIB + second * 10 * MIB;
             outlook = watch.look(seconds(second), kept(bytes, bytes));
         }
         assert_eq!(outlook.wal_headroom_bytes, Some(870 * MIB));
-        assert_eq!(outlook.left, Some(seconds(87)));
-        assert!(!outlook.is_over);
-        assert!(watch.look(seconds(90), kept(1000 * MIB, 1000 * MIB)).is_over);
+        assert_eq!(outlook.wal_headroom_seconds, Some(87));
+        assert!(!watch.is_over(outlook.retained_bytes));
+        assert!(watch.is_over(1000 * MIB));
     }
 
     #[test]
@@ -138,7 +126,7 @@ mod tests {
         for second in 0..300 {
             // Lets go every fifteen seconds, as running transactions are logged.
             let outlook = watch.look(seconds(second), kept((second % 15 + 1) * 50 * MIB, 0));
-            assert_eq!(outlook.left, None, "{second}");
+            assert_eq!(outlook.wal_headroom_seconds, None, "{second}");
         }
     }
 
@@ -147,7 +135,7 @@ mod tests {
         let mut watch = WalWatch::new(Some(1000 * MIB));
         let looks = (0..301).map(|second| watch.look(seconds(second), kept(second * MIB, 0)));
         let outlook = looks.last().expect("some");
-        assert_eq!(outlook.left, Some(seconds(700)));
+        assert_eq!(outlook.wal_headroom_seconds, Some(700));
     }
 
     #[test]
@@ -157,6 +145,7 @@ mod tests {
         assert_eq!(watch.look(seconds(0), safe(Some(50))).wal_headroom_bytes, Some(50));
         assert_eq!(watch.look(seconds(0), safe(Some(-7))).wal_headroom_bytes, Some(0));
         assert_eq!(watch.look(seconds(0), safe(None)).wal_headroom_bytes, Some(900));
-        assert_eq!(WalWatch::new(None).look(seconds(0), safe(None)), Outlook::default());
+        let unlimited = WalWatch::new(None).look(seconds(0), safe(None));
+        assert_eq!(unlimited, SlotStatus { retained_bytes: 100, ..SlotStatus::default() });
     }
 }

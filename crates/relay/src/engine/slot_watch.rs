@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::slot_health::{Outlook, SlotHealth, WalWatch};
+use super::slot_health::{SlotHealth, WalWatch};
+use crate::status::SlotStatus;
 
 /// How often the slot is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -58,28 +59,31 @@ impl SlotWatch {
         &mut self,
         now: Duration,
         health: SlotHealth,
-    ) -> (Outlook, Option<SlotNotice>) {
+    ) -> (SlotStatus, Option<SlotNotice>) {
         if let Look::UnderWay { since } = self.look {
             self.look = Look::Due(since + LOOK_EVERY);
         }
-        let outlook = self.wal.look(now, health);
-        (outlook, self.notice(now, outlook))
+        let status = self.wal.look(now, health);
+        let notice = self.notice(now, &status);
+        (status, notice)
     }
 
     /// Once in a while for as long as there is cause; that the limit is reached at once.
-    fn notice(&mut self, now: Duration, outlook: Outlook) -> Option<SlotNotice> {
-        let soon = outlook.left.filter(|left| *left < WARN_BEFORE);
-        if soon.is_none() && !outlook.is_over {
+    fn notice(&mut self, now: Duration, status: &SlotStatus) -> Option<SlotNotice> {
+        let is_over = self.wal.is_over(status.retained_bytes);
+        let left = status.wal_headroom_seconds.map(Duration::from_secs);
+        let soon = left.filter(|left| *left < WARN_BEFORE);
+        if soon.is_none() && !is_over {
             return self.warned.take().map(|_| SlotNotice::Recovered);
         }
         let is_known =
-            |(at, was_over)| now.saturating_sub(at) < WARN_EVERY && (was_over || !outlook.is_over);
+            |(at, was_over)| now.saturating_sub(at) < WARN_EVERY && (was_over || !is_over);
         if self.warned.is_some_and(is_known) {
             return None;
         }
-        self.warned = Some((now, outlook.is_over));
+        self.warned = Some((now, is_over));
         match soon {
-            Some(left) if !outlook.is_over => Some(SlotNotice::LimitIn(left)),
+            Some(left) if !is_over => Some(SlotNotice::LimitIn(left)),
             _ => Some(SlotNotice::OverLimit),
         }
     }

@@ -33,7 +33,7 @@ const BYTES_IN_FLIGHT: u64 = 4 << 20;
 /// Requests for messages that are kept whole under way at a time.
 pub(crate) const WHOLE_AT_ONCE: usize = 16;
 /// Messages read at a time on the way back.
-const CHUNK: u64 = 512;
+const CHUNK: usize = 512;
 
 /// The furthest way back of a session: more than any relay leaves unconfirmed, little enough to
 /// hold.
@@ -161,7 +161,7 @@ impl TailReader {
         let mut tail = Tail::ending_at(last_seq);
         tail.refuses_batches = !config.allow_batch_publish;
         let mut pace = Pace::new(&state);
-        for from in (from.max(floor)..=last_seq).step_by(CHUNK as usize) {
+        for from in (from.max(floor)..=last_seq).step_by(CHUNK) {
             tail.add(system_id, self.chunk(from, last_seq, &mut pace).await?);
         }
         let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
@@ -184,7 +184,7 @@ impl TailReader {
         let mut overtaken = 0;
         let (mut to, mut is_reached) = (last_seq, floor <= 1);
         while to >= floor {
-            let from = to.saturating_sub(CHUNK - 1).max(floor);
+            let from = to.saturating_sub(CHUNK as u64 - 1).max(floor);
             let chunk = self.range(from, to, &mut pace).await?;
             overtaken += chunk.iter().filter(|it| is_before(it, way)).count();
             tail.add(way.system_id, chunk);
@@ -213,7 +213,7 @@ impl TailReader {
         );
         let last_seq = state.last_sequence;
         let mut pace = Pace::new(&state);
-        for from in (state.first_sequence.max(1)..=last_seq).step_by(CHUNK as usize) {
+        for from in (state.first_sequence.max(1)..=last_seq).step_by(CHUNK) {
             if sought.is_empty() {
                 break;
             }
@@ -236,7 +236,7 @@ impl TailReader {
         let from = from.max(state.first_sequence).max(1);
         let last_seq = state.last_sequence.min(from.saturating_add(WAY_BACK_MAX));
         let mut copies = HashSet::new();
-        for from in (from..=last_seq).step_by(CHUNK as usize) {
+        for from in (from..=last_seq).step_by(CHUNK) {
             let chunk = self.chunk(from, last_seq, &mut pace).await?;
             let of_replay = chunk.iter().filter(|it| it.replay == Some(replay));
             copies.extend(of_replay.filter_map(|it| it.id));
@@ -280,7 +280,7 @@ impl TailReader {
         last: u64,
         pace: &mut Pace,
     ) -> Result<Vec<TailMessage>, Error> {
-        self.range(from, last.min(from + CHUNK - 1), pace).await
+        self.range(from, last.min(from + CHUNK as u64 - 1), pace).await
     }
 
     async fn range(

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{Done, Job, STREAM_IS_SHORTER, Source, within};
-use crate::engine::{BrokerEffect, BrokerInput, Effect, End, LastEvent, Resolved};
+use crate::engine::{BrokerEffect, BrokerInput, Effect, End, LastEvent, Notice, Resolved};
 use crate::error::Error;
 use crate::nats::TailReader;
 use crate::reporter::Reporter;
@@ -43,7 +43,10 @@ impl Source {
                 Ok(None)
             }
             Effect::Tell(notice) => {
-                self.tell(notice, reporter);
+                if let (Notice::Slot { .. }, Self::Log(log)) = (&notice, &*self) {
+                    log.tell_waits(reporter);
+                }
+                reporter.tell(notice);
                 Ok(None)
             }
             Effect::End(end) => Err(ended(end)),

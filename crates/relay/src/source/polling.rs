@@ -25,9 +25,7 @@ use self::claim_jobs::CONNECTION;
 use super::history_watch::{self, HistoryWatch};
 use super::{Done, Ended, Job, Opened, Source, lost_end, replication};
 use crate::config::Config;
-use crate::engine::{
-    ClaimsInput, ClaimsSettings, ClaimsStart, Engine, LastEvent, Mode, Publishing, Seen, Start,
-};
+use crate::engine::{ClaimsInput, ClaimsSettings, Engine, LastEvent, Mode, Publishing, Seen};
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
 use crate::postgres::sql::ScannedRow;
@@ -80,19 +78,16 @@ pub(super) async fn open(
         Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
     info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
     let last_event = LastEvent::later(newest.last, last_event);
-    let start = replication::start(config, Mode::Keyed, newest);
     // Nothing comes from a log.
-    let publishing = Publishing::new(Start { resolved_before: Lsn(u64::MAX), ..start });
-    let engine = Engine::of_claims(ClaimsStart {
-        publishing,
-        settings: ClaimsSettings {
-            workers: config.poll.workers,
-            batch: config.poll.batch,
-            interval: config.poll.interval,
-            reach,
-            once,
-        },
-    });
+    let start = replication::start(config, Mode::Keyed, newest, (Lsn(u64::MAX), Lsn::ZERO));
+    let settings = ClaimsSettings {
+        workers: config.poll.workers,
+        batch: config.poll.batch,
+        interval: config.poll.interval,
+        reach,
+        once,
+    };
+    let engine = Engine::of_claims(Publishing::new(start), settings);
     let source = Polling {
         config: Arc::clone(config),
         rows: Rows::new(config.table.clone(), config.routing()).stored_in(encoding),
@@ -120,10 +115,6 @@ pub(super) fn close(engine: &Engine) -> Ended {
 }
 
 impl Polling {
-    pub(super) fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Whether the connections are there, and one of them has no claim.
     pub(super) fn look(&self) -> Result<Seen, Error> {
         if self.claims.values().chain(&self.free).any(|it| it.is_closed()) {

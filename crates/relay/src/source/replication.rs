@@ -80,10 +80,6 @@ pub(crate) struct Replication {
 }
 
 impl Replication {
-    pub(super) fn config(&self) -> &Config {
-        &self.config
-    }
-
     pub(super) fn timeline(&self) -> u32 {
         self.slot.history.timeline
     }

@@ -192,7 +192,7 @@ impl Shell {
         let (sender, status) = watch::channel(Status::default());
         let sink = SpanSink::new(move |_| _ = ended.fetch_add(1, Ordering::Relaxed));
         let reports = Reports { spans: Some(sink), ..Reports::to(sender) };
-        let reporter = Reporter::new(reports, &config.stream.name, Mode::Fenced);
+        let reporter = Reporter::new(reports, &config);
         Self {
             source: opened.source,
             sql,

@@ -75,8 +75,8 @@ fn the_log_waits_for_the_first_scan_until_that_is_closed_and_not_while_it_is_loc
 fn a_gap_is_not_filled_while_a_row_is_published_and_not_marked() {
     let (mut backfill, mut effects) = (backfill(true, true), Effects::new());
     backfill.begin_first(Duration::ZERO, &mut effects);
-    let (batch, notice) = backfill.read_batch(Duration::ZERO, 7, true);
-    assert_eq!((batch, notice), (1, Some(ScanNotice::Found)));
+    assert_eq!(backfill.read_batch(Duration::ZERO, 7, true, &mut effects), 1);
+    assert!(matches!(effects.back(), Some(Effect::Tell(Notice::ScanFound))), "{effects:?}");
     backfill.advance(Duration::ZERO, 0, true, false, &mut effects);
     scan_nothing(&mut backfill, Duration::ZERO);
     effects.clear();
@@ -134,7 +134,7 @@ fn nothing_is_held_open_for_a_broker_that_makes_no_room_or_for_others_who_wait()
     for in_the_way in [false, true] {
         let (mut backfill, mut effects) = (backfill(true, true), Effects::new());
         backfill.begin_first(Duration::ZERO, &mut effects);
-        backfill.read_batch(Duration::ZERO, 7, true);
+        backfill.read_batch(Duration::ZERO, 7, true, &mut effects);
         effects.clear();
         backfill.watch(WATCHED_EVERY, &mut effects);
         assert!(

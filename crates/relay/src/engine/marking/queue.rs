@@ -6,7 +6,6 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use crate::engine::messages::Resolved;
-use crate::engine::window::Origin;
 
 /// Marks that may wait.
 pub(crate) const MARKS_WAITING_MAX: usize = 200_000;
@@ -43,7 +42,7 @@ impl Mark {
     fn resolved(self) -> Resolved {
         let Self { id, seq, commit_lsn } = self;
         let seq = (seq > 0).then_some(seq);
-        Resolved { id, seq, origin: Origin::Log, commit_lsn, commit_time_micros: 0, acked: true }
+        Resolved { seq, commit_lsn, acked: true, ..Resolved::somewhere(id) }
     }
 }
 

@@ -13,7 +13,6 @@ use uuid::Uuid;
 use crate::engine::effect::{Age, Unmarked, Verdict};
 use crate::engine::messages::Resolved;
 use crate::engine::tail_messages::Stored;
-use crate::engine::window::Origin;
 
 /// Events remembered of which the stream has the message and nobody the row.
 pub(crate) const SWEEPER_STORED_MAX: usize = 200_000;
@@ -149,14 +148,8 @@ impl Sweeper {
         if place.is_some() || row.is_dropped {
             self.judged.push(row.id);
             let (seq, commit_lsn) = place.unwrap_or_default();
-            return Opinion::Resolved(Resolved {
-                id: row.id,
-                seq,
-                origin: Origin::Log,
-                commit_lsn,
-                commit_time_micros: 0,
-                acked: false,
-            });
+            let resolved = Resolved { seq, commit_lsn, ..Resolved::somewhere(row.id) };
+            return Opinion::Resolved(resolved);
         }
         match row.age {
             Age::Swept => Opinion::Unlogged,

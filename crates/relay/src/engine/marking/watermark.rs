@@ -12,15 +12,6 @@ pub(crate) const SWEPT_AT_ONCE: usize = 5_000;
 const TRIES_AT_THE_END: u32 = 10;
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// What is said of a sweep.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SweepNotice {
-    /// Rows whose marks were lost or late.
-    pub(crate) marked: u64,
-    /// Rows that came without passing the log.
-    pub(crate) unlogged: u64,
-}
-
 /// A watermark's way: taken, reached by the confirmed position, its marks executed, stored.
 #[derive(Debug, Clone)]
 pub(super) enum Step {

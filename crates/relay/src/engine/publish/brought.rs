@@ -17,7 +17,7 @@ impl Publishing {
     pub(super) fn logged(&mut self, outgoing: Outgoing, origin: Origin) {
         let (commit_lsn, commit_time_micros, ordinal) = self.log.next_place();
         let event = outgoing.event.id;
-        let is_dead = self.known.is_dead(&event);
+        let is_dead = self.dead.contains(&event);
         if self.passed((commit_lsn, ordinal), !is_dead && outgoing.subject.is_ok()) {
             self.log.skip();
             return; // resolved in an earlier session, and marked by it or by the sweeper
@@ -50,7 +50,7 @@ impl Publishing {
             if outgoing.requeued {
                 // The log may bring the event's first row again, from before it was parked, and
                 // does not wait for this one's acknowledgement.
-                self.known.requeued(outgoing.event.id);
+                self.dead.insert(outgoing.event.id);
             }
             // Not looked up when it is sent: by then the log may have brought more, that waits
             // behind it.
@@ -70,7 +70,10 @@ impl Publishing {
         if let (None, Some(Unpublished::Dropped)) = (stored_at, &unpublished) {
             return self.dropped(outgoing.event.id, origin, at);
         }
-        let tried = self.known.take_tried(&outgoing);
+        let tried = match self.tried.is_empty() {
+            true => outgoing.tried,
+            false => self.tried.remove(&outgoing.event.id).unwrap_or(outgoing.tried),
+        };
         let (index, first_of_key) = self.window.push(outgoing, origin, at, position, self.now);
         if origin.is_logged() && unpublished.is_none() {
             self.count(index, stored_at);
@@ -100,15 +103,8 @@ impl Publishing {
     /// so nothing can be waited for.
     fn dropped(&mut self, id: Uuid, origin: Origin, at: (Lsn, i64)) {
         let (commit_lsn, commit_time_micros) = at;
-        let (seq, acked) = (None, false);
-        self.output.resolved.push(Resolved {
-            id,
-            seq,
-            origin,
-            commit_lsn,
-            commit_time_micros,
-            acked,
-        });
+        let dropped = Resolved::somewhere(id);
+        self.output.resolved.push(Resolved { origin, commit_lsn, commit_time_micros, ..dropped });
         self.figures.counts.dropped += 1;
         self.scan_resolved(Some(origin));
     }

@@ -1,30 +1,10 @@
 //! What a publishing session consists of.
 
 use std::collections::VecDeque;
-use std::time::Duration;
-
-use pgoutput::Lsn;
 
 use crate::engine::messages::{Counts, Resolved};
 use crate::engine::request::Request;
-use crate::engine::window::Limits;
 use crate::latency::Latency;
-
-/// What does not change in a session.
-#[derive(Debug, Clone)]
-pub(super) struct Settings {
-    pub(super) limits: Limits,
-    pub(super) ack_timeout: Duration,
-    /// Transactions that committed before this are resolved already.
-    pub(super) resolved_before: Lsn,
-    /// Where the log ended when the session began.
-    pub(super) log_end: Lsn,
-    pub(super) max_attempts: u32,
-    /// Whether later events of a parked event's aggregate wait.
-    pub(super) parking_blocks: bool,
-    /// Whether fenced mode never gives way to keyed mode.
-    pub(super) stays_fenced: bool,
-}
 
 /// What is to be done outside.
 #[derive(Debug, Default, Clone)]

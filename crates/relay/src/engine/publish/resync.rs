@@ -107,12 +107,7 @@ impl Publishing {
         self.stream = StreamEnd::new(tail.last_seq);
         self.sending.begin_at(self.window.first());
         let (foreign, refuses_batches) = (tail.foreign, tail.refuses_batches);
-        let found: Vec<(u64, u64)> = self
-            .window
-            .iter_unresolved()
-            .filter(|(_, entry)| entry.stage != Stage::Parking)
-            .filter_map(|(index, entry)| Some((index, *stored.get(&entry.outgoing.event.id)?)))
-            .collect();
+        let found = self.found(|it| it.stage != Stage::Parking, |id| stored.get(id).copied());
         if !found.is_empty() {
             self.link.works();
         }
@@ -162,13 +157,20 @@ impl Publishing {
         self.remember(tail);
         // With the expected sequence raised nothing but this keeps from storing them again. What was sent
         // is for the broker to answer.
-        let waiting = self.window.iter_unresolved().filter(|(_, it)| it.stage == Stage::Waiting);
-        let found: Vec<(u64, u64)> = waiting
-            .filter_map(|(index, entry)| Some((index, self.seen.get(&entry.outgoing.event.id)?)))
-            .collect();
+        let found = self.found(|it| it.stage == Stage::Waiting, |id| self.seen.get(id));
         for (index, seq) in found {
             self.note_stored(index, Some(seq), true);
         }
+    }
+
+    /// Entries that the stream has, with their sequences there.
+    fn found(
+        &self,
+        may_be: fn(&Entry) -> bool,
+        find: impl Fn(&Uuid) -> Option<u64>,
+    ) -> Vec<(u64, u64)> {
+        let entries = self.window.iter_unresolved().filter(|(_, it)| may_be(it));
+        entries.filter_map(|(at, it)| Some((at, find(&it.outgoing.event.id)?))).collect()
     }
 
     /// No message of the stream before `seq` is looked for any more.

@@ -17,8 +17,8 @@ use super::schedules::CALM;
 use super::sessions::publishing;
 use super::{Faults, Job, Relay, World};
 use crate::engine::{
-    BrokerEffect, BrokerInput, ClaimsEffect, ClaimsInput, ClaimsSettings, ClaimsStart, Effect, End,
-    Engine, Input, LEASE, Mode, Outgoing, RowsEffect, Seen, Tail, Tried, WrittenDown,
+    BrokerEffect, BrokerInput, ClaimsEffect, ClaimsInput, ClaimsSettings, Effect, End, Engine,
+    Input, LEASE, Mode, Outgoing, RowsEffect, Seen, Tail, Tried, WrittenDown,
 };
 
 const NODES: usize = 2;
@@ -83,7 +83,7 @@ impl World {
             reach: REACH,
             once: false,
         };
-        let engine = Engine::of_claims(ClaimsStart { publishing, settings });
+        let engine = Engine::of_claims(publishing, settings);
         self.next_relay(engine)
     }
 

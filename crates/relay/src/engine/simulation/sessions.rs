@@ -260,17 +260,19 @@ pub(super) fn publishing(
     Publishing::new(Start {
         written,
         mode: faults.mode,
-        limits: Limits { events, bytes: 1 << 20 },
-        ack_timeout: Duration::from_secs(2),
-        resolved_before,
-        log_end: Lsn(u64::MAX),
         tail,
-        stays_fenced: faults.by_watermark,
         dead: dead.iter().map(|id| Uuid::from_u128(*id)).collect(),
         tried: attempts.iter().map(tried).collect(),
-        parking_blocks: faults.blocking,
-        max_attempts: MAX_ATTEMPTS,
         seed: 1,
+        settings: Settings {
+            limits: Limits { events, bytes: 1 << 20 },
+            ack_timeout: Duration::from_secs(2),
+            resolved_before,
+            log_end: Lsn(u64::MAX),
+            stays_fenced: faults.by_watermark,
+            parking_blocks: faults.blocking,
+            max_attempts: MAX_ATTEMPTS,
+        },
     })
 }
 

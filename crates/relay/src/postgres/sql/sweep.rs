@@ -5,7 +5,6 @@ use std::pin::Pin;
 
 use futures_util::TryStreamExt;
 use outbox::Column;
-use pgoutput::Lsn;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, RowStream};
 use uuid::Uuid;
@@ -13,7 +12,7 @@ use uuid::Uuid;
 use super::mark::NOT_MARKED;
 use super::{Marks, Store};
 use crate::engine::{
-    Age, MARKS_AT_ONCE, Origin, Resolved, SWEPT_AT_ONCE, Stored, SweepRange, Unmarked, Watermark,
+    Age, MARKS_AT_ONCE, Resolved, SWEPT_AT_ONCE, Stored, SweepRange, Unmarked, Watermark,
 };
 use crate::error::Error;
 
@@ -88,14 +87,7 @@ impl Store {
 
     /// Marks rows whose messages were read in the stream.
     pub async fn mark_stored(&self, stream: &str, stored: &[Stored]) -> Result<u64, Error> {
-        let resolved = |it: &Stored| Resolved {
-            id: it.id,
-            seq: Some(it.seq),
-            origin: Origin::Scan(0),
-            commit_lsn: Lsn::ZERO,
-            commit_time_micros: 0,
-            acked: false,
-        };
+        let resolved = |it: &Stored| Resolved { seq: Some(it.seq), ..Resolved::somewhere(it.id) };
         let mut marked = 0;
         for batch in stored.chunks(MARKS_AT_ONCE) {
             let batch: Vec<Resolved> = batch.iter().map(resolved).collect();

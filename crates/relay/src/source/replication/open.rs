@@ -19,8 +19,8 @@ use super::{Log, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
     Backfill, Batching, Checkpoint, Engine, LastEvent, Limits, LogStart, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Start, Tail,
-    WrittenDown, beyond_the_log,
+    Marking, MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Settings, Start,
+    Tail, WrittenDown, beyond_the_log,
 };
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -83,28 +83,29 @@ async fn publishing(
         read_back = tail.stored.len(),
         "the slot is ours"
     );
-    let (last, start) = (tail.last, start(config, mode, tail));
-    let start = Start { resolved_before, log_end, written, dead, tried, ..start };
+    let (last, start) = (tail.last, start(config, mode, tail, (resolved_before, log_end)));
+    let start = Start { written, dead, tried, ..start };
     Ok((Publishing::new(start), last, went_back))
 }
 
-/// Of a session that brings nothing of the log.
-pub(in crate::source) fn start(config: &Config, mode: Mode, tail: Tail) -> Start {
-    Start {
-        mode,
+/// Of a session for which nothing else is known.
+pub(in crate::source) fn start(
+    config: &Config,
+    mode: Mode,
+    tail: Tail,
+    (resolved_before, log_end): (Lsn, Lsn),
+) -> Start {
+    let settings = Settings {
         limits: Limits { events: config.window.events, bytes: config.window.bytes },
         ack_timeout: config.ack_timeout,
-        resolved_before: Lsn::ZERO,
-        log_end: Lsn::ZERO,
-        tail,
-        stays_fenced: config.needs_fence(),
-        written: WrittenDown::nothing(),
-        dead: HashSet::new(),
-        tried: HashMap::new(),
-        parking_blocks: config.on_park == OnPark::BlockKey,
+        resolved_before,
+        log_end,
         max_attempts: config.max_attempts,
-        seed: rand::random(),
-    }
+        parking_blocks: config.on_park == OnPark::BlockKey,
+        stays_fenced: config.needs_fence(),
+    };
+    let (written, seed) = (WrittenDown::nothing(), rand::random());
+    Start { mode, settings, tail, written, dead: HashSet::new(), tried: HashMap::new(), seed }
 }
 
 /// Whether rows can be found by their transactions. Without marks nothing else leads to them.
@@ -187,7 +188,7 @@ pub(in crate::source) async fn open(
     once: bool,
     unfenced: Option<String>,
 ) -> Result<Opened, Error> {
-    let known = match Taken::take(config, opening, client, unfenced).await? {
+    let known = match Box::pin(Taken::take(config, opening, client, unfenced)).await? {
         Took::Slot(taken) => taken.stream(config).await?.know(config, once).await?,
         Took::Awaited(awaited) => awaited.know(config, opening).await?,
     };
@@ -295,9 +296,9 @@ impl Awaited {
         let end = tail.newest_since(1, 1, slot.history.system_id).await?;
         info!(slot = config.slot, "publishing from the table until the slot is there");
         let last_event = LastEvent::later(end.last, last_event);
-        let start = start(config, target.mode, end);
+        let start = start(config, target.mode, end, (Lsn::ZERO, log_end));
         let start = LogStart {
-            publishing: Publishing::new(Start { log_end, tried, ..start }),
+            publishing: Publishing::new(Start { tried, ..start }),
             marking: marking(config, None, false, false),
             backfill: Backfill::without_slot(),
             replaying: Replaying::new(false),

@@ -34,17 +34,19 @@ fn start(mode: Mode, written: WrittenDown, tail: Tail) -> Publishing {
     Publishing::new(Start {
         written,
         mode,
-        limits: Limits { events: 100, bytes: 1 << 20 },
-        ack_timeout: Duration::from_secs(1),
-        resolved_before: Lsn::ZERO,
-        log_end: Lsn(u64::MAX),
         tail,
-        stays_fenced: false,
         dead: HashSet::new(),
         tried: HashMap::new(),
-        parking_blocks: false,
-        max_attempts: 10,
         seed: 1,
+        settings: Settings {
+            limits: Limits { events: 100, bytes: 1 << 20 },
+            ack_timeout: Duration::from_secs(1),
+            resolved_before: Lsn::ZERO,
+            log_end: Lsn(u64::MAX),
+            stays_fenced: false,
+            parking_blocks: false,
+            max_attempts: 10,
+        },
     })
 }
 

@@ -84,7 +84,9 @@ fn a_message_that_is_said_to_be_stored_and_refused_is_sought_in_the_stream() {
 
 #[test]
 fn what_is_refused_and_may_not_be_published_is_parked_once() {
-    let mut state = Publishing::new(Start { max_attempts: 1, ..start(Tail::ending_at(0)) });
+    let mut start = start(Tail::ending_at(0));
+    start.settings.max_attempts = 1;
+    let mut state = Publishing::new(start);
     log(&mut state, 1);
     send_all(&mut state);
     refuse(&mut state, 0, Refusal::Message("too large".into()));

@@ -1,15 +1,37 @@
 //! What operators are told, in the log and in the status.
 
+use tracing::field::display;
 use tracing::{error, info, warn};
 
-use super::Source;
-use crate::engine::{Ignored, Notice, SlotNotice};
-use crate::reporter::Reporter;
+use super::Reporter;
+use crate::engine::{About, Ignored, Notice, SlotNotice};
 use crate::status::SlotStatus;
 
-impl Source {
-    pub(super) fn tell(&self, notice: Notice, reporter: &mut Reporter) {
+impl Reporter {
+    /// Tells operators what any session may have to tell.
+    pub(crate) fn tell(&mut self, notice: Notice) {
         match notice {
+            Notice::ReadingTail { why, unresolved } => {
+                warn!(why, unresolved, "reading the stream's tail");
+                self.trouble(why);
+            }
+            Notice::Parking { about, reason } => self.parking(about, &reason),
+            Notice::NotReplayed { copy } => {
+                if let Some(spans) = &mut self.spans {
+                    spans.refused(copy);
+                }
+            }
+            Notice::TryingAgain { about, attempts, reason, pause } => {
+                let About { event_id, lsn, trace_id } = about;
+                let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                warn!(
+                    %event_id, lsn, trace_id, attempts, reason,
+                    "the stream does not take an event: trying again in {pause:?}"
+                );
+                self.trouble(reason);
+            }
+            Notice::Stranger { why } => self.stranger(why),
+            Notice::Stopping { why, unresolved } => info!(unresolved, "stopping: {why}"),
             Notice::Uncounted => warn!(
                 "the stream has lost messages, and nothing that is written down tells which events \
                  it had: those that are not confirmed are published, some perhaps once more \
@@ -39,31 +61,47 @@ impl Source {
             ),
             Notice::Slot { status, notice } => {
                 self.tell_of_slot(&status, notice);
-                reporter.slot(status);
-                match self {
-                    Self::Log(log) => log.tell_waits(reporter),
-                    Self::Table(_) => {}
-                }
+                self.status.slot = Some(status);
             }
             Notice::StaysFenced => error!(
-                stream = self.config().stream.name,
+                stream = self.stream,
                 "others keep writing to the stream, and each of their messages makes the relay read \
                  the stream's end again: nothing is lost or doubled, but it is slow. Give the relay \
                  a stream of its own, or set relay.mark = \"row\" and relay.mode = \"keyed\", and \
                  run `tailpost setup`"
             ),
             Notice::IgnoringMessages { why } => self.tell_of_ignored(why),
-            notice @ (Notice::ReadingTail { .. }
-            | Notice::Parking { .. }
-            | Notice::TryingAgain { .. }
-            | Notice::NotReplayed { .. }
-            | Notice::Stranger { .. }
-            | Notice::Stopping { .. }) => reporter.tell(notice),
         }
     }
 
+    fn parking(&mut self, about: About, reason: &str) {
+        let About { event_id, lsn, trace_id } = about;
+        let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+        let hint = "see `tailpost outbox dlq show` with its id; mend the cause, then requeue it";
+        warn!(
+            %event_id, lsn, trace_id, reason, hint,
+            "parking an event that cannot be published"
+        );
+        if let Some(spans) = &mut self.spans {
+            spans.parked(event_id);
+        }
+    }
+
+    fn stranger(&mut self, why: String) {
+        if self.status.stranger.is_none() {
+            warn!(
+                stream = self.stream,
+                why,
+                "another client answers in the stream's place: such answers are passed over. \
+                         Let no client that reads the events' subjects publish on the relay's inbox \
+                         (docs/security.md)"
+            );
+        }
+        self.status.stranger = Some(why);
+    }
+
     fn tell_of_ignored(&self, why: Ignored) {
-        let prefix = self.config().table.wal_prefix();
+        let prefix = &self.wal_prefix;
         match why {
             Ignored::Off => error!(
                 prefix,
@@ -80,7 +118,7 @@ impl Source {
     }
 
     fn tell_of_slot(&self, status: &SlotStatus, notice: Option<SlotNotice>) {
-        let (slot, retained_bytes) = (&self.config().slot, status.retained_bytes);
+        let (slot, retained_bytes) = (&self.slot, status.retained_bytes);
         match notice {
             Some(SlotNotice::OverLimit) => {
                 error!(slot, retained_bytes, "the slot keeps more of the log than relay.wal_limit");
