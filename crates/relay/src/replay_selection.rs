@@ -60,7 +60,8 @@ impl ReplaySelection {
 }
 
 /// Where a replay reads events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ReplaySource {
     /// The rows of the outbox that are marked as published, as they are now.
     Table,
@@ -87,12 +88,6 @@ impl ReplaySource {
             "wal" => Self::Wal,
             _ => Self::Table,
         }
-    }
-}
-
-impl Serialize for ReplaySource {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

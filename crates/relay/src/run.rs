@@ -161,7 +161,8 @@ async fn session(
     stop: &CancellationToken,
     reporter: &mut Reporter,
 ) -> Result<Ended, Error> {
-    let (opening, mut waits) = Opening::new(config);
+    let opening = Opening::new(config);
+    let mut waits = opening.waits();
     let (connects, mut connected) = watch::channel(reporter.link());
     let opened = async {
         let (client, link) = match client {

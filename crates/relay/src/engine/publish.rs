@@ -9,7 +9,6 @@ mod counting;
 mod giving_way;
 mod link;
 mod log;
-mod parts;
 mod publishing_holds;
 mod refusals;
 mod resync;
@@ -30,7 +29,6 @@ use self::copies::Copies;
 use self::counting::{Counted, PlaceWritten};
 use self::link::Broker;
 use self::log::Log;
-use self::parts::{Figures, Output};
 use self::refusals::Refusals;
 use self::retry::Retries;
 use self::sending::Sending;
@@ -63,6 +61,22 @@ struct ScanBatch {
     outstanding: usize,
     /// Events that the log had brought before it.
     logged_before: u64,
+}
+
+/// What is to be done outside.
+#[derive(Debug, Default, Clone)]
+struct Output {
+    requests: VecDeque<Request>,
+    /// What became resolved and was not taken.
+    resolved: Vec<Resolved>,
+}
+
+/// What is told of a session.
+#[derive(Debug, Default, Clone)]
+struct Figures {
+    counts: Counts,
+    /// From sending a message to the answer that it is stored.
+    answer_times: Latency,
 }
 
 /// One publishing session. See the module.

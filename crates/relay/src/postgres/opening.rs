@@ -68,22 +68,10 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// The receiver is told what is waited for, as long as it is.
-    pub(crate) fn new(config: &Config) -> (Self, watch::Receiver<Option<String>>) {
-        let (waits, waiting) = watch::channel(None);
-        (
-            Self {
-                server: Arc::new(config.postgres.clone()),
-                slot: config.slot.as_str().into(),
-                waits,
-            },
-            waiting,
-        )
-    }
-
-    /// For somebody who has only the log to tell.
-    pub(crate) fn unobserved(config: &Config) -> Self {
-        Self::new(config).0
+    /// The log says what is waited for.
+    pub(crate) fn new(config: &Config) -> Self {
+        let (server, slot) = (Arc::new(config.postgres.clone()), config.slot.as_str().into());
+        Self { server, slot, waits: watch::Sender::new(None) }
     }
 
     /// Is told what is waited for, as long as it is.

@@ -114,7 +114,7 @@ impl Store {
 
     /// For statements that may wait for others. The log says so.
     pub async fn patient(config: &Config, name: &str) -> Result<Self, Error> {
-        Self::watched(config, name, &Opening::unobserved(config)).await
+        Self::watched(config, name, &Opening::new(config)).await
     }
 
     /// As [`patient`](Self::patient). `opening` says so as well.
@@ -340,16 +340,6 @@ impl Store {
         Ok(Watermark { snapshot: row.get(0), lsn: Lsn(row.get::<_, PgLsn>(1).into()) })
     }
 
-    async fn store_with(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, Error> {
-        let row = self.query_opt("store the watermark", sql, parameters).await?;
-        let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
-        transaction.ok_or(Error::Stalled("the slot's state is gone"))
-    }
-
     /// A record in the log that brings nothing but proves that the log still flows.
     pub(crate) async fn heartbeat(&self) -> Result<(), Error> {
         let sql = "SELECT pg_logical_emit_message(false, 'tailpost', '')";
@@ -457,34 +447,32 @@ impl Store {
 impl Marks {
     /// Stores a watermark that has been reached, and one below which everything is marked. Returns
     /// the number of the transaction that did.
-    pub(crate) async fn store_watermark(
-        &self,
-        slot: &str,
-        watermark: &Watermark,
-        swept: Option<&Watermark>,
-    ) -> Result<u64, Error> {
-        let lsn = PgLsn::from(watermark.lsn.0);
-        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&slot, &watermark.snapshot, &lsn, &swept, &swept_lsn];
-        self.0.store_with(&self.0.sql.watermark, &parameters).await
-    }
-
-    /// As [`store_watermark`](Self::store_watermark), and from then on it says of every row of the
-    /// log that it covers, and of every one that an earlier one covered, that it is published.
+    ///
+    /// Where rows have no marks, the watermark says from then on of every row of the log that it
+    /// covers, and of every one that an earlier one covered, that it is published.
     ///
     /// # Errors
     ///
-    /// Also if the slot is another one by now than that which began at `start_snapshot`.
-    pub(crate) async fn store_published_to(
+    /// Also, where rows have no marks, if the slot is another one by now than that which began at
+    /// `start_snapshot`.
+    pub(crate) async fn store_watermark(
         &self,
         slot: &str,
         start_snapshot: &str,
         watermark: &Watermark,
+        swept: Option<&Watermark>,
     ) -> Result<u64, Error> {
+        let (doing, snapshot, sql) = ("store the watermark", &watermark.snapshot, &self.0.sql);
         let lsn = PgLsn::from(watermark.lsn.0);
-        let parameters: [&(dyn ToSql + Sync); 4] =
-            [&slot, &start_snapshot, &watermark.snapshot, &lsn];
-        self.0.store_with(&self.0.sql.published_to, &parameters).await
+        let (swept, swept_lsn) = swept.map(|it| (&*it.snapshot, PgLsn::from(it.lsn.0))).unzip();
+        let row = if self.0.mark_by == MarkBy::Lean {
+            let parameters: [&(dyn ToSql + Sync); 4] = [&slot, &start_snapshot, snapshot, &lsn];
+            self.0.query_opt(doing, &sql.published_to, &parameters).await?
+        } else {
+            let parameters: [&(dyn ToSql + Sync); 5] = [&slot, snapshot, &lsn, &swept, &swept_lsn];
+            self.0.query_opt(doing, &sql.watermark, &parameters).await?
+        };
+        let transaction = row.and_then(|row| row.get::<_, String>(0).parse().ok());
+        transaction.ok_or(Error::Stalled("the slot's state is gone"))
     }
 }

@@ -163,24 +163,14 @@ pub(super) async fn mend_claimed(
 fn tell(stream: &str, lost: LostEnd, displaced: &Displaced, rows: u64) {
     let LostEnd { acknowledged, last_seq, has_grown, .. } = lost;
     let messages = lost.messages(displaced.len());
-    if has_grown {
-        error!(
-            stream,
-            last_sequence = last_seq,
-            messages,
-            rows,
-            "the stream has lost acknowledged messages, and others are stored in their places. Rows that \
-             name them are published again, in order, before anything new"
-        );
-        return;
-    }
+    let others = if has_grown { ", and others are stored in their places" } else { "" };
     error!(
         stream,
         acknowledged,
         last_sequence = last_seq,
         messages,
         rows,
-        "the stream has lost acknowledged messages. Rows that name them are published again, in order, \
-         before anything new. `tailpost status` says how many messages no row tells of"
+        "the stream has lost acknowledged messages{others}. Rows that name them are published again, \
+         in order, before anything new. `tailpost status` says how many messages no row tells of"
     );
 }

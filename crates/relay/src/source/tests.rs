@@ -185,7 +185,7 @@ impl Shell {
         sql.batch_execute(ROWS).await.unwrap();
         let config = Arc::new(config);
         let (client, link) = config.nats.connect_watched("tailpost").await.unwrap();
-        let opening = Opening::unobserved(&config);
+        let opening = Opening::new(&config);
         let opened = Source::open(&config, &opening, &client, link, false, None).await.unwrap();
         let spans = Arc::new(AtomicUsize::new(0));
         let ended = Arc::clone(&spans);

@@ -25,22 +25,17 @@ impl Store {
         let (swept, first) = if self.has_index_of_transactions().await? {
             let swept = self.load_state(slot).await?.and_then(|it| it.swept);
             let Some(swept) = swept else { return Ok(HashMap::new()) };
-            (
-                Some(swept.snapshot),
-                "AND txid >= pg_snapshot_xmin($1::text::pg_snapshot) ORDER BY txid",
-            )
+            let first = "txid >= pg_snapshot_xmin($1::text::pg_snapshot) ORDER BY txid".to_owned();
+            (Some(swept.snapshot), first)
         } else if self.has_index_of_unmarked().await? {
-            (None, "AND $1::text IS NULL ORDER BY ")
+            let at = self.table.column(Column::OccurredAt);
+            (None, format!("$1::text IS NULL ORDER BY {at}"))
         } else {
             return Ok(HashMap::new());
         };
-        let by_time = match swept {
-            Some(_) => String::new(),
-            None => self.table.column(Column::OccurredAt),
-        };
         let sql = format!(
             "SELECT id, attempts, due FROM (
-                 SELECT {columns} FROM {outbox} WHERE published_at IS NULL {first}{by_time}
+                 SELECT {columns} FROM {outbox} WHERE published_at IS NULL AND {first}
                  LIMIT {LOOKED_AT}) AS first
              WHERE attempts > 0 AND id IS NOT NULL"
         );

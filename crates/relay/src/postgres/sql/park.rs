@@ -25,20 +25,6 @@ const BLOCKED_MAX: usize = 100_000;
 /// A row counts no further.
 const ATTEMPTS_MAX: i32 = i32::MAX;
 
-/// What the columns are called in the dead-letter table, in the order of [`Column::ALL`].
-const DEAD_COLUMNS: [&str; 10] = [
-    "id",
-    "aggregate_type",
-    "aggregate_id",
-    "event_type",
-    "event_version",
-    "payload",
-    "occurred_at",
-    "correlation_id",
-    "causation_id",
-    "headers",
-];
-
 impl Rows {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
@@ -116,10 +102,21 @@ impl Rows {
         pause: Duration,
     ) -> Result<(), Error> {
         let reason = fit(reason);
+        let sql = format!(
+            "UPDATE {outbox} o SET publish_attempts =
+                 least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
+             publish_error = $2,
+             next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
+         WHERE {id} = ANY (ARRAY(
+             SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+             FOR NO KEY UPDATE SKIP LOCKED))",
+            // A new version of the row would not tell any more.
+            transaction = mark::transaction("o"),
+            outbox = self.0.table.quoted(),
+            id = self.0.table.column(Column::Id)
+        );
         let doing = "write down a failed attempt";
-        self.0
-            .perform(doing, &note_failure(&self.0.table), &[&id, &reason, &pause.as_secs_f64()])
-            .await
+        self.0.perform(doing, &sql, &[&id, &reason, &pause.as_secs_f64()]).await
     }
 
     /// Writes down that a requeued event had been stored before, and so was not published again.
@@ -127,7 +124,17 @@ impl Rows {
         let ids: Vec<Uuid> = found.iter().map(|it| it.id).collect();
         let seqs: Vec<Option<i64>> = found.iter().map(|it| it.seq.map(u64::cast_signed)).collect();
         let doing = "write down what the stream had already";
-        self.0.perform(doing, &note_found(&self.0.table), &[&ids, &seqs]).await
+        let audit = self.0.table.companion("outbox_dead_letter_audit");
+        let sql = format!(
+        "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+             via, why)
+         SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
+             a.event_type, 'tailpost', 'relay',
+             'the stream had it already, as sequence ' || f.seq || ': not published again'
+         FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
+         JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
+    );
+        self.0.perform(doing, &sql, &[&ids, &seqs]).await
     }
 }
 
@@ -190,7 +197,9 @@ impl Store {
         let types: HashMap<String, String> =
             rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let (mut names, mut values) = (Vec::new(), Vec::new());
-        for (column, dead) in Column::ALL.into_iter().zip(DEAD_COLUMNS) {
+        for column in Column::ALL {
+            // Dead letters have the documented names.
+            let dead = column.documented_name();
             let Some(wanted) = types.get(table.columns().name(column)) else { continue };
             names.push(table.column(column));
             values.push(match (column, wanted.as_str()) {
@@ -259,7 +268,24 @@ impl Scan {
     /// Gives the scanner those dead letters that only waited for others, where nothing is left to
     /// wait for. Another shard's are left to it: only who holds its log may do that.
     pub(crate) async fn release(&self) -> Result<u64, Error> {
-        let sql = release(&self.0.table, &self.0.put_back().await?, &self.0.owned_letters());
+        let (put_back, owned) = (self.0.put_back().await?, self.0.owned_letters());
+        let dead = self.0.table.companion("outbox_dead_letter");
+        let audit = self.0.table.companion("outbox_dead_letter_audit");
+        let sql = format!(
+            "WITH back AS (
+             DELETE FROM {dead} WHERE id = ANY (ARRAY(
+                 SELECT d.id FROM {dead} d WHERE {free} AND {owned} FOR UPDATE SKIP LOCKED))
+             RETURNING *
+         ), put AS ({put_back}),
+         noted AS (
+             INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+                 via, reason)
+             SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
+                 reason FROM back
+         )
+         SELECT count(*) FROM back",
+            free = waits_for_nothing(&self.0.table),
+        );
         let released: i64 = self.0.query_one("release waiting events", &sql, &[]).await?.get(0);
         Ok(released.cast_unsigned())
     }
@@ -308,42 +334,6 @@ fn fit(reason: &str) -> String {
     reason
 }
 
-fn note_failure(table: &Table) -> String {
-    format!(
-        "UPDATE {outbox} o SET publish_attempts =
-                 least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
-             publish_error = $2,
-             next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
-         WHERE {id} = ANY (ARRAY(
-             SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
-             FOR NO KEY UPDATE SKIP LOCKED))",
-        // A new version of the row would not tell any more.
-        transaction = mark::transaction("o"),
-        outbox = table.quoted(),
-        id = table.column(Column::Id)
-    )
-}
-
-fn release(table: &Table, put_back: &str, owned: &str) -> String {
-    let dead = table.companion("outbox_dead_letter");
-    let audit = table.companion("outbox_dead_letter_audit");
-    format!(
-        "WITH back AS (
-             DELETE FROM {dead} WHERE id = ANY (ARRAY(
-                 SELECT d.id FROM {dead} d WHERE {free} AND {owned} FOR UPDATE SKIP LOCKED))
-             RETURNING *
-         ), put AS ({put_back}),
-         noted AS (
-             INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
-                 via, reason)
-             SELECT 'release', id, aggregate_type, aggregate_id, event_type, 'tailpost', 'relay',
-                 reason FROM back
-         )
-         SELECT count(*) FROM back",
-        free = waits_for_nothing(table),
-    )
-}
-
 /// A dead letter `d` that only waited for others, of which none is left.
 fn waits_for_nothing(table: &Table) -> String {
     format!(
@@ -352,19 +342,6 @@ fn waits_for_nothing(table: &Table) -> String {
              WHERE head.aggregate_type = d.aggregate_type AND head.aggregate_id = d.aggregate_id
                  AND head.blocks AND head.blocked_by IS NULL AND head.discarded_at IS NULL)",
         table.companion("outbox_dead_letter")
-    )
-}
-
-fn note_found(table: &Table) -> String {
-    let audit = table.companion("outbox_dead_letter_audit");
-    format!(
-        "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
-             via, why)
-         SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
-             a.event_type, 'tailpost', 'relay',
-             'the stream had it already, as sequence ' || f.seq || ': not published again'
-         FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
-         JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
     )
 }
 

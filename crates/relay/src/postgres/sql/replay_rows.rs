@@ -1,9 +1,7 @@
 //! What a session reads and writes of a replay.
 
 use std::collections::HashMap;
-use std::pin::pin;
 
-use futures_util::TryStreamExt;
 use jiff::Timestamp;
 use outbox::Column;
 use outbox::wire::Position;
@@ -12,7 +10,7 @@ use tokio_postgres::binary_copy::BinaryCopyOutStream;
 use tokio_postgres::types::{PgLsn, Type};
 use uuid::Uuid;
 
-use super::scan::size;
+use super::scan::take_rows;
 use super::{Books, ScannedRow, SlotReader, Store};
 use crate::engine::{Outgoing, ReplayNote, ReplayWish};
 use crate::error::Error;
@@ -212,21 +210,9 @@ impl Store {
             listed = self.table.companion("tailpost_replay_events"),
         );
         let copied = self.client().copy_out(&sql).await.map_err(Error::sql(READING))?;
-        let mut rows = pin!(BinaryCopyOutStream::new(copied, &column_types));
-        let (mut read, mut bytes) = (Vec::new(), 0);
-        while bytes < bytes_max {
-            match rows.try_next().await.map_err(Error::sql(READING))? {
-                Some(row) => {
-                    bytes += size(&row)?;
-                    read.push(ReplayedRow { row });
-                }
-                None => {
-                    let is_end = read.len() < rows_max;
-                    return Ok((read, is_end));
-                }
-            }
-        }
-        Ok((read, false))
+        let mut rows = Box::pin(BinaryCopyOutStream::new(copied, &column_types));
+        let (rows, is_end) = take_rows(READING, &mut rows, rows_max, bytes_max).await?;
+        Ok((rows.into_iter().map(|row| ReplayedRow { row }).collect(), is_end))
     }
 
     /// Those of the events that were parked at some time, and why the log's copies of them are not to be

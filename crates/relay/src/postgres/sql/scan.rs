@@ -132,16 +132,11 @@ impl Scanner {
         rows_max: usize,
         bytes_max: usize,
     ) -> Result<Vec<ScannedRow>, Error> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while !self.is_at_end && batch.len() < rows_max && bytes < bytes_max {
-            match self.rows.try_next().await.map_err(Error::sql(DOING))? {
-                Some(row) => {
-                    bytes += size(&row)?;
-                    batch.push(row);
-                }
-                None => self.is_at_end = true,
-            }
+        if self.is_at_end {
+            return Ok(Vec::new());
         }
+        let (batch, is_at_end) = take_rows(DOING, &mut self.rows, rows_max, bytes_max).await?;
+        self.is_at_end = is_at_end;
         Ok(batch)
     }
 
@@ -171,7 +166,25 @@ impl<'a> FromSql<'a> for Length {
     }
 }
 
-pub(super) fn size(row: &ScannedRow) -> Result<usize, Error> {
+/// The next rows of a copy, until they are `rows_max` or hold `bytes_max`; and whether it has ended.
+pub(super) async fn take_rows(
+    doing: &'static str,
+    rows: &mut Pin<Box<BinaryCopyOutStream>>,
+    rows_max: usize,
+    bytes_max: usize,
+) -> Result<(Vec<ScannedRow>, bool), Error> {
+    let (mut taken, mut bytes) = (Vec::new(), 0);
+    while taken.len() < rows_max && bytes < bytes_max {
+        let Some(row) = rows.try_next().await.map_err(Error::sql(doing))? else {
+            return Ok((taken, true));
+        };
+        bytes += size(&row)?;
+        taken.push(row);
+    }
+    Ok((taken, false))
+}
+
+fn size(row: &ScannedRow) -> Result<usize, Error> {
     let mut size = 0;
     for column in outbox::Column::ALL {
         let length: Length = row.try_get(column as usize).map_err(Error::sql(DOING))?;

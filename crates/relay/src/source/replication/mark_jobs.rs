@@ -126,10 +126,7 @@ impl Replication {
             let oldest_running = oldest_running(watermark)?;
             store.note_stream_end(&config.stream.name, *stream_end).await?;
             let is_mark = config.mark.by == MarkBy::Lean;
-            let transaction = match is_mark {
-                true => store.store_published_to(slot, &start, watermark).await?,
-                false => store.store_watermark(slot, watermark, swept).await?,
-            };
+            let transaction = store.store_watermark(slot, &start, watermark, swept).await?;
             if pass.sweeps_dead {
                 store.sweep_dead(&start, watermark).await?;
             }
