@@ -18,6 +18,11 @@ pub use self::retention_config::RetentionConfig;
 pub use self::rewind_config::RewindConfig;
 pub use self::wal_config::WalConfig;
 
+const DAY: Duration = Duration::from_hours(24);
+
+/// What the stream takes unless it is said.
+const DEFAULT_SUBJECTS: [&str; 1] = ["outbox.>"];
+
 /// Everything a relay must know. See `docker/tailpost.toml` for what each setting means in use.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -92,19 +97,6 @@ pub struct StreamConfig {
     pub max_bytes: Option<u64>,
 }
 
-impl Default for StreamConfig {
-    fn default() -> Self {
-        Self {
-            name: "OUTBOX".into(),
-            subjects: vec!["outbox.>".into()],
-            replicas: 1,
-            duplicate_window: Duration::from_mins(2),
-            max_age: None,
-            max_bytes: None,
-        }
-    }
-}
-
 /// What may be read but not resolved. Whichever is reached first stops the reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowLimits {
@@ -112,12 +104,6 @@ pub struct WindowLimits {
     pub events: usize,
     /// Bytes of payload, subject, and headers.
     pub bytes: usize,
-}
-
-impl Default for WindowLimits {
-    fn default() -> Self {
-        Self { events: 8192, bytes: 16 << 20 }
-    }
 }
 
 /// The fallback scanner.
@@ -129,11 +115,9 @@ pub struct ScanConfig {
     pub batch: usize,
 }
 
-impl Default for ScanConfig {
-    fn default() -> Self {
-        Self { interval: Duration::from_secs(5), batch: 1000 }
-    }
-}
+/// With [`Mode::Poll`]. Whoever is silent for 30 s loses what it claimed; whoever takes over must be
+/// within the time in which the broker remembers ids.
+const DUPLICATE_WINDOW_MIN: Duration = Duration::from_secs(60);
 
 /// The claiming of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,18 +128,6 @@ pub struct PollConfig {
     pub batch: usize,
     /// Claims in hand at a time, each on a connection of its own.
     pub workers: usize,
-}
-
-impl PollConfig {
-    /// Whoever is silent for 30 s loses what it claimed; whoever takes over must be within the time
-    /// in which the broker remembers ids.
-    const DUPLICATE_WINDOW_MIN: Duration = Duration::from_secs(60);
-}
-
-impl Default for PollConfig {
-    fn default() -> Self {
-        Self { interval: Duration::from_millis(50), batch: 32, workers: 8 }
-    }
 }
 
 /// How a row of the log's says that its event is published.
@@ -184,25 +156,8 @@ pub struct MarkConfig {
     pub interval: Duration,
 }
 
-impl Default for MarkConfig {
-    fn default() -> Self {
-        Self { by: MarkBy::Row, batch: 1000, interval: Duration::from_millis(50) }
-    }
-}
-
 impl Config {
-    /// The default time that a message may stay unacknowledged.
-    pub const ACK_TIMEOUT: Duration = Duration::from_secs(5);
-
-    /// The default number of attempts. They take 21 s.
-    pub const MAX_ATTEMPTS: u32 = 10;
-
-    /// Every setting but the servers at its default. Subjects are `outbox.`, the aggregate's type and the
-    /// event's.
-    ///
-    /// # Panics
-    ///
-    /// Never: the subject is valid.
+    /// Every setting but the servers at its default.
     #[must_use]
     pub fn new(postgres: PostgresTarget, nats: NatsTarget) -> Self {
         Self {
@@ -211,20 +166,33 @@ impl Config {
             table: Table::default(),
             slot: "tailpost".into(),
             publication: "tailpost".into(),
-            stream: StreamConfig::default(),
-            subject: "outbox.{aggregate_type}.{event_type}".parse().expect("valid"),
+            stream: StreamConfig {
+                name: "OUTBOX".into(),
+                subjects: DEFAULT_SUBJECTS.map(str::to_owned).into(),
+                replicas: 1,
+                duplicate_window: Duration::from_mins(2),
+                max_age: None,
+                max_bytes: None,
+            },
+            subject: SubjectTemplate::default(),
             routes: Vec::new(),
             mode: Mode::default(),
-            window: WindowLimits::default(),
-            scan: ScanConfig::default(),
-            poll: PollConfig::default(),
-            mark: MarkConfig::default(),
+            window: WindowLimits { events: 8192, bytes: 16 << 20 },
+            scan: ScanConfig { interval: Duration::from_secs(5), batch: 1000 },
+            poll: PollConfig { interval: Duration::from_millis(50), batch: 32, workers: 8 },
+            mark: MarkConfig { by: MarkBy::Row, batch: 1000, interval: Duration::from_millis(50) },
             wal: WalConfig::default(),
-            ack_timeout: Self::ACK_TIMEOUT,
+            ack_timeout: Duration::from_secs(5),
             on_park: OnPark::default(),
-            retention: RetentionConfig::default(),
-            rewind: RewindConfig::default(),
-            max_attempts: Self::MAX_ATTEMPTS,
+            retention: RetentionConfig {
+                published: Some(7 * DAY),
+                dead_letters: Some(14 * DAY),
+                audit: Some(90 * DAY),
+                replays: Some(90 * DAY),
+                interval: Duration::from_hours(1),
+            },
+            rewind: RewindConfig { retain: None, max_age: DAY },
+            max_attempts: 10,
             shards: Shards::default(),
         }
     }
@@ -260,9 +228,7 @@ impl Config {
             let reason = "\"block_key\" does not work with relay.mode = \"poll\"";
             return Err(Error::invalid("relay.on_park", reason));
         }
-        if self.mode == Mode::Poll
-            && self.stream.duplicate_window < PollConfig::DUPLICATE_WINDOW_MIN
-        {
+        if self.mode == Mode::Poll && self.stream.duplicate_window < DUPLICATE_WINDOW_MIN {
             let reason = "must be at least 60s with relay.mode = \"poll\"";
             return Err(Error::invalid("stream.duplicate_window", reason));
         }
@@ -362,7 +328,7 @@ pub(crate) mod tests {
     #[test]
     fn lean_is_refused_where_only_ids_keep_messages_single() {
         for mode in [Mode::Keyed, Mode::Poll] {
-            let mark = MarkConfig { by: MarkBy::Lean, ..MarkConfig::default() };
+            let mark = MarkConfig { by: MarkBy::Lean, ..config().mark };
             let error = Config { mode, mark, ..config() }.validate().expect_err("no fence");
             assert!(error.to_string().contains("relay.mark"), "{error}");
         }

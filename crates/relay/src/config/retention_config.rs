@@ -22,19 +22,6 @@ pub struct RetentionConfig {
     pub interval: Duration,
 }
 
-impl Default for RetentionConfig {
-    fn default() -> Self {
-        let days = |days: u64| Some(Duration::from_hours(24 * days));
-        Self {
-            published: days(7),
-            dead_letters: days(14),
-            audit: days(90),
-            replays: days(90),
-            interval: Duration::from_hours(1),
-        }
-    }
-}
-
 impl RetentionConfig {
     /// Settings that contradict each other, or what they are for.
     pub(super) fn check(&self, stream: &StreamConfig) -> Result<(), Error> {

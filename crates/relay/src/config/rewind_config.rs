@@ -13,12 +13,6 @@ pub struct RewindConfig {
     pub max_age: Duration,
 }
 
-impl Default for RewindConfig {
-    fn default() -> Self {
-        Self { retain: None, max_age: Duration::from_hours(24) }
-    }
-}
-
 impl RewindConfig {
     pub(super) fn check(&self, slot: &str) -> Result<(), Error> {
         if self.retain.is_some() && slot.len() + SUFFIX.len() > 63 {

@@ -3,7 +3,7 @@
 use outbox::wire::{SubjectTemplate, subjects_overlap};
 use servers::{Error, check_name};
 
-use super::{Config, MarkBy, Mode, StreamConfig};
+use super::{Config, DEFAULT_SUBJECTS, MarkBy, Mode, StreamConfig};
 use crate::routing::{Destination, Route};
 use crate::shards::{Shard, Shards};
 
@@ -126,7 +126,7 @@ impl Config {
                         are published, and each shard would know that of its own only";
             return Err(Error::invalid("relay.shards", text));
         }
-        let is_default = self.stream.subjects == StreamConfig::default().subjects;
+        let is_default = self.stream.subjects == DEFAULT_SUBJECTS;
         if named < self.stream.subjects.len() && !is_default {
             let text = "each must contain {shard} with relay.shards above 1: every shard has a \
                         stream of its own";

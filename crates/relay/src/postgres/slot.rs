@@ -87,8 +87,7 @@ impl Slot {
             return Err(Error::SlotBusy { slot: config.slot.clone() });
         }
         store.lock_slot(&config.slot).await?;
-        let on = On { config, store, tail };
-        match ensure(&on, session, identity).await {
+        match ensure(config, store, tail, session, identity).await {
             Ok(Found::Missing(new)) => Ok(Found::Missing(new)),
             other => unlock(config, store, other).await,
         }
@@ -125,13 +124,6 @@ pub async fn system_identifier(config: &Config) -> Result<String, Error> {
     Ok(Replication::connect(config).await?.1.system_id)
 }
 
-/// What all steps that make sure of a slot need.
-struct On<'a> {
-    config: &'a Config,
-    store: &'a Store,
-    tail: &'a TailReader,
-}
-
 /// A slot, as it was found.
 pub(crate) enum Found {
     There(Slot),
@@ -148,11 +140,12 @@ async fn unlock<T>(config: &Config, store: &Store, done: Result<T, Error>) -> Re
 
 /// Finds a usable slot, or says that one is to be made, and does what comes before that.
 async fn ensure(
-    on: &On<'_>,
+    config: &Config,
+    store: &Store,
+    tail: &TailReader,
     mut session: Replication,
     identity: IdentifySystem,
 ) -> Result<Found, Error> {
-    let On { config, store, tail } = *on;
     let slot = &config.slot;
     let seen = look(&mut session, slot).await?;
     let state = store.load_state(slot).await?;
@@ -217,11 +210,12 @@ pub async fn finish_epoch(
     system_id: &str,
     old: &StateRow,
 ) -> Result<(), Error> {
+    let epoch = Epoch { config, store, tail, old };
     if old.system_identifier != system_id {
         // Snapshots of another cluster say nothing of rows that were written here, but what the stream
         // has it has, under the positions of that cluster.
         if let (Some(tail), Ok(former)) = (tail, number(&old.system_identifier)) {
-            mark_read_back(config, store, tail, former, old).await?;
+            epoch.mark_read_back(tail, former).await?;
         }
         store.renumber().await?;
         return store.catch_up_sequences().await;
@@ -229,34 +223,89 @@ pub async fn finish_epoch(
     let mut sweeper = Sweeper::new();
     sweeper.read(&[], false);
     if let Some(tail) = tail {
-        let (stored, is_whole) =
-            mark_read_back(config, store, tail, number(system_id)?, old).await?;
+        let (stored, is_whole) = epoch.mark_read_back(tail, number(system_id)?).await?;
         sweeper.read(&stored.stored, is_whole && old.swept.is_some());
     }
-    sweep_all(config, store, tail, old, sweeper).await
+    epoch.sweep_all(sweeper).await
 }
 
-/// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
-async fn mark_read_back(
-    config: &Config,
-    store: &Store,
-    tail: &TailReader,
-    system_id: u64,
-    old: &StateRow,
-) -> Result<(Tail, bool), Error> {
-    let since = old.swept.as_ref().or(old.watermark.as_ref());
-    let way = WayBack {
-        resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
-        system_id,
-        overtaken_max: config.window.events,
-        at_least: scan_reach(config),
-        // However much was published since the last watermark, or is not marked: whatever is not
-        // found here is published again.
-        at_most: u64::MAX,
-    };
-    let (read, is_whole) = tail.all_back_to(way).await?;
-    store.mark_stored(&config.stream.name, &read.stored).await?;
-    Ok((read, is_whole))
+/// The time of a slot that is gone, or goes.
+struct Epoch<'a> {
+    config: &'a Config,
+    store: &'a Store,
+    tail: Option<&'a TailReader>,
+    old: &'a StateRow,
+}
+
+impl Epoch<'_> {
+    /// Marks what the stream has from behind the last watermark on. Returns that, and whether it is all.
+    async fn mark_read_back(
+        &self,
+        tail: &TailReader,
+        system_id: u64,
+    ) -> Result<(Tail, bool), Error> {
+        let Self { config, store, old, .. } = *self;
+        let since = old.swept.as_ref().or(old.watermark.as_ref());
+        let way = WayBack {
+            resolved_before: since.map_or(Lsn::ZERO, |it| it.lsn),
+            system_id,
+            overtaken_max: config.window.events,
+            at_least: scan_reach(config),
+            // However much was published since the last watermark, or is not marked: whatever is not
+            // found here is published again.
+            at_most: u64::MAX,
+        };
+        let (read, is_whole) = tail.all_back_to(way).await?;
+        store.mark_stored(&config.stream.name, &read.stored).await?;
+        Ok((read, is_whole))
+    }
+
+    /// Marks what the last watermark covers. What the log never brought is left for the scan.
+    async fn sweep_all(&self, mut sweeper: Sweeper) -> Result<(), Error> {
+        let Self { config, store, tail, old } = *self;
+        let stream = &config.stream.name;
+        let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
+            return Ok(());
+        };
+        store.sweep_dead(start, watermark).await?;
+        // What was swept before and is unmarked now is not published: the scanner finds it.
+        let is_indexed = store.has_index_of_transactions().await?;
+        let range = if is_indexed { SweepRange::SinceSwept } else { SweepRange::Whole };
+        // While the look is open, nobody may wait for whoever waits for it.
+        store.wait_for_locks(Some("5s")).await?;
+        loop {
+            let looker = store.another(config, "tailpost sweeper").await?;
+            let mut look = looker.look(start, watermark, old.swept.as_ref(), range).await?;
+            let mut unlogged = Vec::new();
+            let is_last = loop {
+                let rows = look.batch().await?;
+                // Nothing is on its way any more: there is no next watermark to wait for.
+                let verdict = sweeper.judge_finally(&rows);
+                store.mark_verdict(stream, &verdict).await?;
+                unlogged.extend(verdict.unlogged);
+                if rows.len() < SWEPT_AT_ONCE {
+                    break true;
+                }
+                if unlogged.len() >= SOUGHT_AT_ONCE {
+                    break false;
+                }
+            };
+            drop(look);
+            if let Some(tail) = tail {
+                let sought = unlogged.iter().copied().collect();
+                let found = tail.find(sought).await?;
+                store.mark_stored(stream, &found).await?;
+                let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
+                unlogged.retain(|id| !found.contains(id));
+            }
+            for batch in unlogged.chunks(SWEPT_AT_ONCE) {
+                store.leave_to_the_scanner(batch).await?;
+            }
+            if is_last {
+                return store.wait_for_locks(None).await;
+            }
+        }
+    }
 }
 
 async fn take_over_without_state(store: &Store) -> Result<(), Error> {
@@ -264,58 +313,6 @@ async fn take_over_without_state(store: &Store) -> Result<(), Error> {
         store.catch_up_sequences().await?;
     }
     Ok(())
-}
-
-/// Marks what the last watermark covers. What the log never brought is left for the scan.
-async fn sweep_all(
-    config: &Config,
-    store: &Store,
-    tail: Option<&TailReader>,
-    old: &StateRow,
-    mut sweeper: Sweeper,
-) -> Result<(), Error> {
-    let stream = &config.stream.name;
-    let (Some(start), Some(watermark)) = (&old.start_snapshot, &old.watermark) else {
-        return Ok(());
-    };
-    store.sweep_dead(start, watermark).await?;
-    // What was swept before and is unmarked now is not published: the scanner finds it.
-    let is_indexed = store.has_index_of_transactions().await?;
-    let range = if is_indexed { SweepRange::SinceSwept } else { SweepRange::Whole };
-    // While the look is open, nobody may wait for whoever waits for it.
-    store.wait_for_locks(Some("5s")).await?;
-    loop {
-        let looker = store.another(config, "tailpost sweeper").await?;
-        let mut look = looker.look(start, watermark, old.swept.as_ref(), range).await?;
-        let mut unlogged = Vec::new();
-        let is_last = loop {
-            let rows = look.batch().await?;
-            // Nothing is on its way any more: there is no next watermark to wait for.
-            let verdict = sweeper.judge_finally(&rows);
-            store.mark_verdict(stream, &verdict).await?;
-            unlogged.extend(verdict.unlogged);
-            if rows.len() < SWEPT_AT_ONCE {
-                break true;
-            }
-            if unlogged.len() >= SOUGHT_AT_ONCE {
-                break false;
-            }
-        };
-        drop(look);
-        if let Some(tail) = tail {
-            let sought = unlogged.iter().copied().collect();
-            let found = tail.find(sought).await?;
-            store.mark_stored(stream, &found).await?;
-            let found: HashSet<Uuid> = found.iter().map(|it| it.id).collect();
-            unlogged.retain(|id| !found.contains(id));
-        }
-        for batch in unlogged.chunks(SWEPT_AT_ONCE) {
-            store.leave_to_the_scanner(batch).await?;
-        }
-        if is_last {
-            return store.wait_for_locks(None).await;
-        }
-    }
 }
 
 /// How many of the stream's newest messages surely hold every row that was scanned and published,

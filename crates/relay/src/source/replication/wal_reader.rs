@@ -148,9 +148,7 @@ impl WalReader {
                 }
                 self.cursor = (!is_empty).then_some(true);
                 if is_empty {
-                    let close = format!("CLOSE {CURSOR}");
-                    let closed = self.store.client().batch_execute(&close).await;
-                    closed.map_err(Error::sql(READING))?;
+                    self.store.batch_execute(READING, &format!("CLOSE {CURSOR}")).await?;
                 }
             }
             if self.cursor.is_none() {
@@ -159,8 +157,8 @@ impl WalReader {
             }
             let sql = format!("FETCH FORWARD {FETCHED_AT_ONCE} FROM {CURSOR}");
             let parameters: [&(dyn ToSql + Sync); 0] = [];
-            let changes = self.store.client().query_raw(&sql, parameters).await;
-            self.changes = Some((Box::pin(changes.map_err(Error::sql(READING))?), false));
+            let changes = self.store.query_raw(READING, &sql, parameters).await?;
+            self.changes = Some((Box::pin(changes), false));
         }
     }
 
@@ -177,8 +175,7 @@ impl WalReader {
         );
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&self.slot, &until, &CHANGES_AT_ONCE, &publication];
-        let declared = self.store.client().execute(&sql, &parameters).await;
-        declared.map(|_| ()).map_err(Error::sql(READING))
+        self.store.perform(READING, &sql, &parameters).await
     }
 
     fn take(&mut self, change: Bytes) -> Result<Option<ReplayRow>, Error> {
