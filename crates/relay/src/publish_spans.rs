@@ -77,18 +77,11 @@ impl PublishSpans {
         self.sink.take(span);
     }
 
-    /// The event went into the dead-letter table instead.
-    pub(crate) fn parked(&mut self, event: Uuid) {
-        let Some(it) = self.under_way.remove(&event) else { return };
-        let span = self.span(event, it);
-        self.sink.take(Span { error: Some("dead_letter"), ..span });
-    }
-
-    /// The stream did not take a copy: its replay goes on without it.
-    pub(crate) fn refused(&mut self, copy: Uuid) {
-        let Some(it) = self.under_way.remove(&copy) else { return };
-        let span = self.span(copy, it);
-        self.sink.take(Span { error: Some("refused"), ..span });
+    /// The stream will not have it, for this reason.
+    pub(crate) fn failed(&mut self, message: Uuid, error: &'static str) {
+        let Some(it) = self.under_way.remove(&message) else { return };
+        let span = self.span(message, it);
+        self.sink.take(Span { error: Some(error), ..span });
     }
 
     /// A replay is over, or rests. What an earlier session sent of it may have been found in the
@@ -174,7 +167,7 @@ mod tests {
         let replay = Uuid::from_u128(7);
         let copies = [(); 3].map(|()| send(&mut spans, Some(replay)));
         let event = send(&mut spans, None);
-        spans.refused(copies[0]);
+        spans.failed(copies[0], "refused");
         let errors = || -> Vec<_> {
             ended.lock().expect("not poisoned").iter().map(|it| it.error).collect()
         };

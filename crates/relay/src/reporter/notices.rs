@@ -18,7 +18,7 @@ impl Reporter {
             Notice::Parking { about, reason } => self.parking(about, &reason),
             Notice::NotReplayed { copy } => {
                 if let Some(spans) = &mut self.spans {
-                    spans.refused(copy);
+                    spans.failed(copy, "refused");
                 }
             }
             Notice::TryingAgain { about, attempts, reason, pause } => {
@@ -83,7 +83,7 @@ impl Reporter {
             "parking an event that cannot be published"
         );
         if let Some(spans) = &mut self.spans {
-            spans.parked(event_id);
+            spans.failed(event_id, "dead_letter");
         }
     }
 

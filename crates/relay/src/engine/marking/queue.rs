@@ -120,6 +120,7 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::window::Origin;
 
     fn resolved(n: u128) -> Resolved {
         Resolved {

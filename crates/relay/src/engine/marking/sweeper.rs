@@ -169,6 +169,7 @@ enum Opinion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::window::Origin;
 
     fn id(n: u128) -> Uuid {
         Uuid::from_u128(n)

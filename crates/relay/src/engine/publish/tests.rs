@@ -10,8 +10,8 @@ use pgoutput::Lsn;
 use super::Publishing;
 use crate::engine::window::Tried;
 use crate::engine::{
-    BrokerInput, End, Limits, LogInput, Mode, Outgoing, Part, Refusal, Request, Start, Tail,
-    TailMessage, Unpublished,
+    BrokerInput, End, Limits, LogInput, Mode, Outgoing, Part, Refusal, Request, Settings, Start,
+    Tail, TailMessage, Unpublished,
 };
 
 fn fenced() -> Publishing {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::engine::input::{BrokerInput, LogInput, Refusal};
-use crate::engine::messages::Start;
+use crate::engine::messages::{Settings, Start};
 use crate::engine::tail_messages::TailMessage;
 use crate::engine::window::{Limits, Outgoing, Tried};
 
