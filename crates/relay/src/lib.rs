@@ -37,8 +37,6 @@ mod config;
 mod engine;
 mod error;
 mod event_state;
-#[cfg(test)]
-mod hot_path;
 mod latency;
 mod mode;
 mod nats;
@@ -54,6 +52,8 @@ mod shards;
 mod source;
 mod standby;
 mod status;
+#[cfg(test)]
+mod tests;
 
 /// For `fuzz/`, which is outside of this crate: reads any answer of a broker.
 #[cfg(fuzzing)]

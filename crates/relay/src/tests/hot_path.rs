@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::engine::{BrokerInput, Limits, LogInput, Mode, Part, Publishing, Start, Tail};
+use crate::engine::{BrokerInput, Limits, LogInput, Mode, Part, Publishing, Settings, Start, Tail};
 use crate::nats::{self, History, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;

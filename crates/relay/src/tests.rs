@@ -1,0 +1,3 @@
+//! What no part shows by itself.
+
+mod hot_path;
