@@ -115,8 +115,8 @@ pub struct ScanConfig {
     pub batch: usize,
 }
 
-/// With [`Mode::Poll`]. Whoever is silent for 30 s loses what it claimed; whoever takes over must be
-/// within the time in which the broker remembers ids.
+/// With [`Mode::Poll`]. A node that is silent for 30 s loses its claims. The node that claims the rows
+/// next must publish them while the broker remembers their ids.
 const DUPLICATE_WINDOW_MIN: Duration = Duration::from_secs(60);
 
 /// The claiming of rows.

@@ -15,7 +15,7 @@
 //!   mode has it ([`core`]).
 //! - Over the slot ([`log_parts`]):
 //!   - [`checkpoint`]: how far PostgreSQL may forget.
-//!   - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that somebody has locked.
+//!   - [`marking`]: marks, the watermark, the sweeper. [`owed_marks`]: rows that others have locked.
 //!   - [`backfill`]: rows that the log does not bring.
 //!   - [`replay`]: what is published once more.
 //!   - [`parking`]: dead letters. [`slot_watch`], [`liveness`]: the two servers' health.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::engine::{Resolved, Send};
 
-/// Messages whose spans are kept open. A window has fewer events, unless somebody makes it larger.
+/// Messages whose spans are kept open. A window has fewer events by default.
 /// Beyond this many all of them are ended: nothing will be heard of most.
 const UNDER_WAY_MAX: usize = 65_536;
 

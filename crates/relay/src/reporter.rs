@@ -44,7 +44,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Nobody waits for events, or takes spans.
+    /// For a relay without waiters and spans.
     #[must_use]
     pub fn to(status: watch::Sender<Status>) -> Self {
         Self { status, waiting: Waiting::default(), spans: None }
@@ -111,7 +111,7 @@ impl Reporter {
         self.status.keyed_because = unfenced;
         self.status.timeline = timeline;
         self.status.restores = restores;
-        // Told until the process ends: whoever operates it has to look.
+        // It stays until the process ends: an operator has to look.
         self.status.database_went_back = went_back.or(self.status.database_went_back.take());
         self.status.postgres_connected = true;
         self.status.last_progress = Some(Instant::now());
@@ -158,7 +158,7 @@ impl Reporter {
         self.status.waiting_for = Some(what);
     }
 
-    /// It was looked for rows that wait for somebody. Said when that begins and ends.
+    /// Rows that the relay cannot mark were counted. Logged when there are the first, and none any more.
     pub(crate) fn stuck(&mut self, stuck: Stuck) {
         let status = &mut self.status;
         let refused = stuck.refused.as_ref().map_or(0, |it| it.0);
@@ -320,7 +320,7 @@ impl Reporter {
         self.link.clone().unwrap_or_else(|| watch::channel(NatsLink::default()).1)
     }
 
-    /// Says that whoever runs the sessions still does, also while there is nothing new to tell.
+    /// Shows that the relay runs, also while nothing changes.
     pub(crate) fn alive(&self) {
         self.reports.status.send_modify(|_| {});
     }

@@ -121,7 +121,7 @@ pub async fn run(
     }
 }
 
-/// Until the slot is taken nobody knows what comes of it.
+/// Another session begins.
 fn begins_anew(reporter: &mut Reporter) {
     reporter.waiting(None);
     reporter.role(Role::Starting);
@@ -131,7 +131,7 @@ fn begins_anew(reporter: &mut Reporter) {
 fn is_followed(config: &Config, error: &Error, once: bool, has_begun: bool) -> bool {
     // The next session works in keyed mode.
     left_fence(config, error).is_some()
-        // A credential was good once, and somebody may be about to renew it.
+        // A credential was good once, and may be about to be renewed.
         || !once && (error.is_transient() || error.is_renewable() && has_begun)
 }
 

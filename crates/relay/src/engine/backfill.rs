@@ -24,10 +24,10 @@ const BEHIND_FACTOR: u32 = 10;
 /// table, and vacuum from cleaning up. A broker that is there makes room in less.
 const OPEN_WITHOUT_ROOM_MAX: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether others wait for a scan's end.
+/// How often the relay checks whether others wait for a scan's end.
 const WATCHED_EVERY: Duration = Duration::from_secs(1);
 
-/// How long nothing is scanned, or marked, after somebody had it locked.
+/// The pause after a scan, or its marks, met a lock.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How long after a scan the next one begins while nothing else brings events.
@@ -76,7 +76,7 @@ enum Marks {
     Running {
         batches: usize,
     },
-    /// Somebody had the rows locked: the same again.
+    /// The rows were locked: the same statement again.
     Postponed {
         batches: usize,
         published: Vec<Resolved>,
@@ -125,7 +125,7 @@ pub(crate) struct Backfill {
     /// somebody's way.
     reader: Option<i32>,
     watch_due: Duration,
-    /// Somebody waits for the table: the scan is to begin anew, behind them.
+    /// Others wait for the table: the scan is to begin anew, behind them.
     gives_way: bool,
     tail_read: bool,
     scanned: u64,
@@ -221,7 +221,7 @@ impl Backfill {
             false => Duration::ZERO, // the log waits for this one, and would stay behind
         };
         let is_due = matches!(self.scan, Scan::Resting { until } if until + patience <= now);
-        // While it is written down that the gap is filled nobody may open it.
+        // A scan would open the gap while it is recorded as filled.
         let is_free = !self.is_busy() && self.gap != Gap::Noting;
         if !is_due || !is_free || scene.is_draining || !scene.may_scan {
             return;
@@ -393,7 +393,7 @@ impl Backfill {
         self.scanned += rows;
     }
 
-    /// Somebody has them locked.
+    /// The rows are locked.
     pub(crate) fn not_marked(&mut self, now: Duration, batches: usize, published: Vec<Resolved>) {
         self.marks = Marks::Postponed { batches, published, until: now + AGAIN_AFTER };
     }

@@ -26,7 +26,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 /// How often we say a word.
 const RENEWED_EVERY: Duration = Duration::from_secs(5);
 
-/// A claim this old may be somebody else's soon: nothing of it is sent any more.
+/// Another node may get the rows of a claim this old soon: nothing of it is sent any more.
 const RELIED_ON: Duration = Duration::from_secs(20);
 
 /// Published events of a claim that is not worked through are marked after so long. Whoever gets

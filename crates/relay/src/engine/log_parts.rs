@@ -23,7 +23,7 @@ use super::slot_health::SlotHealth;
 use super::slot_watch::SlotWatch;
 use super::window::Origin;
 
-/// A session whose last turn is longer ago was held up. Somebody else may have the slot by now.
+/// A session whose last turn is longer ago was held up. Another relay may have the slot by now.
 const HELD_UP: Duration = Duration::from_secs(1);
 
 /// What a session over the slot starts with.
@@ -200,7 +200,7 @@ impl LogParts {
         }
     }
 
-    /// Routes what became resolved to whoever owes its mark, and begins what is due.
+    /// Routes resolved events to the part that marks them, and begins what is due.
     fn mark(&mut self, core: &mut Core, now: Duration) {
         let Core { publishing, effects, .. } = core;
         let resolved = publishing.take_resolved();

@@ -69,7 +69,7 @@ pub(crate) struct MarkingStart {
     pub(crate) by_watermark: bool,
     /// The latest watermark below which every row is marked.
     pub(crate) swept: Option<Watermark>,
-    /// How long ago the whole table was last looked at, by whatever session.
+    /// How long ago a session last looked at the whole table.
     pub(crate) whole_swept: Option<Duration>,
     /// Rows can be found by their transactions: nobody needs to read the whole table for the few
     /// that are not marked.
@@ -449,7 +449,7 @@ impl Marking {
         }
     }
 
-    /// The next watermark may be luckier.
+    /// The next watermark covers the same rows.
     fn give_up(&mut self) {
         self.step = Step::Resting;
         self.missed = Missed::Something;

@@ -48,8 +48,8 @@ pub(crate) struct Settings {
     pub(crate) max_attempts: u32,
     /// Whether later events of a parked event's aggregate wait for it.
     pub(crate) parking_blocks: bool,
-    /// Messages have no id by which the broker could deduplicate them: fenced mode stays, whoever
-    /// else writes to the stream.
+    /// Messages have no id by which the broker could deduplicate them: fenced mode stays, also if
+    /// others write to the stream.
     pub(crate) stays_fenced: bool,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Counts {
     pub(crate) foreign: u64,
     /// Answers that were not the stream's.
     pub(crate) strangers: u64,
-    /// Failures that were nobody's fault but the broker's.
+    /// Failures of the broker.
     pub(crate) outages: u64,
     /// Attempts that failed and are repeated later.
     pub(crate) deferred: u64,

@@ -302,7 +302,7 @@ impl Publishing {
         &self.figures.answer_times
     }
 
-    /// What is told with whatever is told of an event.
+    /// What a notice says of the event that it is about.
     pub(crate) fn about(&self, index: u64, event_id: Uuid) -> About {
         let entry = self.window.get(index);
         let lsn = entry.filter(|it| it.origin.is_logged()).map(|it| it.commit_lsn);

@@ -123,7 +123,7 @@ impl TailReader {
         self.limits.subscribe()
     }
 
-    /// The connection was replaced: whatever was asked on the one before may never be answered.
+    /// The connection was replaced: requests on the former one may never be answered.
     pub(crate) fn connection_replaced(&self) {
         self.replaced.notify_waiters();
     }
@@ -358,7 +358,7 @@ fn is_before(message: &TailMessage, way: WayBack) -> bool {
     })
 }
 
-/// Headers that are no text are those of somebody else: the message is foreign then.
+/// A message whose headers are no text is foreign.
 fn tail_message(message: &StoredMessage<'_>) -> TailMessage {
     let headers = message.headers();
     if let Some(copy) = copy(message) {

@@ -11,7 +11,7 @@ use super::walsender::{Replication, number, text};
 use crate::config::Config;
 use crate::error::Error;
 
-/// A server that waits for others looks at nothing else, and a slot that nobody waits for any more
+/// A server that waits for others looks at nothing else, and a slot whose relay has gone
 /// is in the way of the next relay. Some platforms cannot.
 const END_IF_ALONE: &str = "SET client_connection_check_interval = '1s'";
 

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use crate::config::Config;
 use crate::error::Error;
 
-/// How long a step may take before somebody looks, and how long between two looks.
+/// How long a step may take before the relay looks what it waits for, and how long between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 /// How long a look may take, connecting not included.
@@ -171,7 +171,7 @@ impl Opening {
 }
 
 enum Look {
-    /// The server works on the statement, or waits with it for somebody.
+    /// The server works on the statement, or waits with it for others.
     Works(String),
     /// The server does nothing for us, or does not know us.
     Idle,

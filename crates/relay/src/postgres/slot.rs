@@ -81,7 +81,7 @@ impl Slot {
         let (mut session, identity) = Replication::connect(config).await?;
         session.query(GIVE_UP_SOON, "configure the session").await?;
         session.query(AS_STORED, "configure the session").await?;
-        // Whoever has it made may hold the lock for long.
+        // A relay that waits for its slot to be made holds the lock for long.
         let seen = look(&mut session, &config.slot).await?;
         if seen.is_some_and(|it| it.is_active && it.elsewhere.is_none()) {
             return Err(Error::SlotBusy { slot: config.slot.clone() });
@@ -94,13 +94,13 @@ impl Slot {
     }
 
     /// Starts to stream from the slot's confirmed position. Returns also what is known and written
-    /// down of the slot: from now on nobody else changes it.
+    /// down of the slot: from now on no other relay changes it.
     ///
     /// # Errors
     ///
     /// [`Error::SlotBusy`] while another relay reads the slot: that exclusion is PostgreSQL's.
-    /// [`Error::Stalled`] if it is not the slot any more that was looked at: from now on nobody can
-    /// replace it, but until now somebody could.
+    /// [`Error::Stalled`] if the slot was replaced since it was looked at. From now on it cannot be
+    /// replaced.
     pub(crate) async fn start(
         self,
         store: &Store,
@@ -271,7 +271,7 @@ impl Epoch<'_> {
         // What was swept before and is unmarked now is not published: the scanner finds it.
         let is_indexed = store.has_index_of_transactions().await?;
         let range = if is_indexed { SweepRange::SinceSwept } else { SweepRange::Whole };
-        // While the look is open, nobody may wait for whoever waits for it.
+        // While the look is open, no other session may queue behind one that waits for its lock.
         store.wait_for_locks(Some("5s")).await?;
         loop {
             let looker = store.another(config, "tailpost sweeper").await?;

@@ -84,7 +84,7 @@ pub struct Store {
     /// Prepared once: it runs for every few thousand events.
     mark: OnceCell<Statement>,
     mark_lately: OnceCell<Statement>,
-    /// Whether the outbox has partitions by day, as of when somebody asked first.
+    /// Whether the outbox had partitions by day when that was asked first.
     is_by_day: OnceCell<bool>,
     /// When the stream was created whose end is written down; that of any one if not set.
     stream_created: OnceLock<String>,
@@ -102,12 +102,12 @@ impl Deref for Store {
 }
 
 impl Store {
-    /// Connects, and is called `name` in `pg_stat_activity`. Whoever runs a statement bounds it.
+    /// Connects, and is called `name` in `pg_stat_activity`. The caller bounds each statement.
     pub async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
         Self::bounded(config, name, |_| Bound::Caller).await
     }
 
-    /// For statements that wait for nobody.
+    /// For statements that wait for no lock.
     pub async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
         Self::bounded(config, name, |_| Bound::Answer(ANSWER_MAX)).await
     }
@@ -172,7 +172,7 @@ impl Store {
         })
     }
 
-    /// From now on whoever runs a statement bounds it.
+    /// From now on the caller bounds each statement.
     fn unbound(&mut self) {
         self.connection.unbound();
     }

@@ -112,7 +112,7 @@ impl Replication {
                 }
                 log.last_heard().elapsed()
             }
-            Log::Awaited(_) => Duration::ZERO, // whoever awaits it watches the server
+            Log::Awaited(_) => Duration::ZERO, // the job that makes the slot watches the server
         };
         Ok(Seen { silence, has_free: true })
     }
@@ -195,7 +195,7 @@ impl Replication {
 
     pub(super) async fn fail(self, error: &Error) -> Result<(), Error> {
         let (config, books) = (Arc::clone(&self.config), Arc::clone(&self.books));
-        drop(self); // whoever takes the slot over waits for that
+        drop(self); // the next reader of the slot waits for that
         if let Error::Unusable { .. } = error {
             // Says which rows wait, if some do.
             let waits = books.check_former();

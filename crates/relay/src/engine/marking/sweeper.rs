@@ -14,7 +14,7 @@ use crate::engine::effect::{Age, Unmarked, Verdict};
 use crate::engine::messages::Resolved;
 use crate::engine::tail_messages::Stored;
 
-/// Events remembered of which the stream has the message and nobody the row.
+/// Events that are remembered because the stream has them and no row was visible.
 pub(crate) const SWEEPER_STORED_MAX: usize = 200_000;
 
 #[derive(Debug, Clone)]

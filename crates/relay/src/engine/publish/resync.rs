@@ -148,7 +148,7 @@ impl Publishing {
     /// the scanner may bring again: before its first batch.
     pub(crate) fn looked(&mut self, now: Duration, tail: Tail) {
         self.now = now;
-        // Whoever had the slot before may have stored something since the session began.
+        // A relay that had the slot before may have stored messages since the session began.
         // What was sent since the tail was read counts as well.
         if self.stream.in_flight() == 0 && !self.is_batch_open() {
             self.stream.raise_expected(tail.last_seq);

@@ -14,7 +14,7 @@ use crate::engine::backoff;
 use crate::error::Error;
 use crate::postgres::rows::scanned_columns;
 
-/// How far a claim looks past the rows of aggregates that somebody else has.
+/// How far a claim looks past the rows of aggregates that other nodes have claimed.
 const LOOKED_AT: usize = 1_024;
 
 const DOING: &str = "claim rows";
@@ -36,7 +36,7 @@ pub fn aggregate_key(table: &Table) -> String {
 /// table, and vacuum from cleaning up, for as long as the broker takes.
 impl Rows {
     /// Claims the oldest rows that are free, at most `limit`, in order of insertion. None: then
-    /// there is no claim. The server ends it when nobody [renews](Self::renew_claim) it for `lease`.
+    /// there is no claim. The server ends it unless it is [renewed](Self::renew_claim) within `lease`.
     ///
     /// The aggregate's lock comes before its rows are read: whoever had it before has committed its
     /// marks, and a statement that begins later sees them. Each aggregate is tried once: one that becomes

@@ -38,7 +38,7 @@ const UNIDENTIFIED_MAX: u32 = 10_000;
 /// What is said of a mark after which a row is as it was.
 const UNTAKEN: &str = "a trigger leaves the row as it is";
 
-/// Rows of which somebody has to do something before the relay can.
+/// Rows that the relay cannot mark until others have released or changed them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Stuck {
     /// Rows that are [owed](self) a mark, or their removal.
@@ -94,7 +94,7 @@ impl Store {
         Ok(marked.rows + self.mark_on_trust(stream, &it.trusted).await?)
     }
 
-    /// Marks rows of which nobody knows where in the stream they are. Locked ones are owed their marks.
+    /// Marks rows whose sequences in the stream are unknown. Locked ones are owed their marks.
     async fn mark_on_trust(&self, stream: &str, ids: &[Uuid]) -> Result<u64, Error> {
         if ids.is_empty() {
             return Ok(0);
@@ -110,8 +110,8 @@ impl Store {
         Ok(rows + marked.len() as u64)
     }
 
-    /// Marks the rows that nobody has locked, waiting for none. The others, and those whose marks the
-    /// database refuses, are owed them. Returns which are which.
+    /// Marks the rows that are not locked, and waits for no lock. The others, and those whose marks the
+    /// database refuses, are owed them. Returns the marked ones and the owed ones.
     async fn mark_free(
         &self,
         sql: &str,
@@ -222,7 +222,7 @@ impl Marks {
         let (rows, mut there) = match marked {
             Some((rows, _)) if rows == resolved.len() as u64 => return Ok((rows, Vec::new())),
             Some((rows, deleted)) => (rows, deleted.unwrap_or_default()),
-            // What is owed counts as marked: it is somebody else's to see to.
+            // What is owed counts as marked: `mark_owed` marks it when it is free.
             None => {
                 let sql = &self.0.sql.mark_free;
                 let (marked, owed) = Box::pin(self.0.mark_free(sql, stream, resolved)).await?;
@@ -238,8 +238,8 @@ impl Marks {
 }
 
 impl Rows {
-    /// Makes up for what is owed, as far as it is not locked any more. Returns how much still is, and
-    /// what else waits for somebody.
+    /// Marks what is owed and not locked any more. Returns how much is still owed, and which rows have
+    /// no id.
     pub(crate) async fn mark_owed(&self) -> Result<Stuck, Error> {
         let (table, owed) = (&self.0.table, self.0.table.companion("tailpost_owed"));
         let sql = format!("SELECT EXISTS (SELECT FROM {owed})");

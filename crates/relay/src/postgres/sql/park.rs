@@ -13,7 +13,7 @@ use crate::engine::{Blocked, Dead, Resolved, RowOfDead};
 use crate::error::Error;
 use crate::postgres::rows::{Micros, REQUEUED_TXID};
 
-/// `reason` is for operators; more than this helps nobody.
+/// The most that is kept of a reason.
 const REASON_BYTES_MAX: usize = 8 * 1024;
 
 /// More dead letters than this no relay leaves unconfirmed.
@@ -141,7 +141,7 @@ impl Rows {
 impl Store {
     /// Events whose first rows the log may bring again although nothing is to become of these: those
     /// that were parked last, and those that were requeued last. A row that came back is the
-    /// scanner's until it is marked. One that somebody has inserted since is not.
+    /// scanner's until it is marked. One that was inserted since is not.
     pub(crate) async fn newest_dead_letters(&self) -> Result<HashSet<Uuid>, Error> {
         let sql = format!(
             "SELECT id FROM {dead} WHERE {owned} ORDER BY dead_at DESC LIMIT {DEAD_AGAIN_MAX}",

@@ -120,7 +120,7 @@ impl Books {
 impl Store {
     /// Takes a replay up. From then on nothing that is written down of the stream's sequence says
     /// how many of the log's events it has. `None` if there is no such replay to take up any more, or
-    /// the slot is somebody else's.
+    /// another relay has the slot.
     pub(crate) async fn take_replay(
         &self,
         reader: &SlotReader,

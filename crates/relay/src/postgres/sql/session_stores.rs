@@ -27,8 +27,7 @@ const ROWS_WAIT: &str = "2s";
 /// for long.
 pub(crate) struct Books(pub(super) Store);
 
-/// Parks, claims, and marks what must not be forgotten: waits for whoever has dead letters or rows
-/// locked.
+/// Parks, claims, and marks what must not be forgotten: waits for locks on dead letters and rows.
 pub(crate) struct Rows(pub(super) Store);
 
 /// Marks and sweeps. Commits are not waited for.

@@ -54,7 +54,7 @@ impl StateRow {
     }
 }
 
-/// How long ago the whole table was looked at; `None` if nobody knows.
+/// How long ago the whole table was looked at; `None` if that is not recorded.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LastLooks {
     pub(crate) scanned: Option<Duration>,
@@ -237,7 +237,7 @@ impl Store {
         Ok(row.get::<_, Option<PgLsn>>(0).map_or(Lsn::ZERO, |it| Lsn(it.into())))
     }
 
-    /// Drops the slot; nobody may read it.
+    /// Drops the slot, which no relay may be reading.
     pub async fn drop_slot(&self, slot: &str) -> Result<(), Error> {
         self.perform("drop the replication slot", "SELECT pg_drop_replication_slot($1)", &[&slot])
             .await

@@ -127,7 +127,7 @@ impl Polling {
     }
 }
 
-/// What is done in vain for a claim that nobody holds would never be done.
+/// An effect for a claim that is not held would be lost.
 fn unknown_claim() -> Error {
     Error::bug("a claim is worked on that is not held")
 }
@@ -153,7 +153,7 @@ fn claim_rows(
             }
         };
         let rows = store.claim(config.poll.batch, LEASE).await;
-        // Somebody changes the table.
+        // The table is being changed.
         let Some(rows) = unless_contended(rows, "cannot claim rows, trying again")? else {
             store.finish_claim().await?;
             return Ok(freed(store, ClaimsInput::NotClaimed));

@@ -39,7 +39,7 @@ pub(super) fn note(noted: impl Future<Output = Result<(), Error>> + Send + 'stat
 }
 
 impl Replication {
-    /// Nobody claims rows: each is reached over one connection.
+    /// All rows are reached over one connection, since none are claimed.
     pub(in crate::source) fn rows_job(&self, effect: RowsEffect) -> Job {
         let rows = Arc::clone(&self.rows);
         match effect {
@@ -54,8 +54,8 @@ impl Replication {
     }
 }
 
-/// Parks events, the oldest first. The first one alone: while somebody has the table locked, each
-/// statement on its way would wait for that.
+/// Parks events, the oldest first. The first one goes alone: while the table is locked, each further
+/// statement would wait for the lock.
 fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
     job(async move {
         let (mut parked, mut left, mut held_up) = (Vec::new(), VecDeque::from(batch), None);
@@ -86,12 +86,12 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
         }
         let Some(held_up) = held_up else { return Ok(RowsInput::Parked(parked).into()) };
         warn!(error = held_up, events = left.len(), "cannot park, trying again");
-        // Not those that were: somebody may requeue them meanwhile.
+        // Not those that were parked: an operator may requeue them meanwhile.
         Ok(RowsInput::NotParked { parked, left: left.into() }.into())
     })
 }
 
-/// Marks are not worth a session: whoever locks the table delays them, not the events. A broken
+/// A failed mark does not end the session: a lock on the table delays marks, and not events. A broken
 /// connection is noticed by itself.
 pub(super) fn tolerate<T>(outcome: Result<T, Error>) -> Option<T> {
     outcome.inspect_err(|error| warn!(error = describe(error), "left rows to be marked later")).ok()

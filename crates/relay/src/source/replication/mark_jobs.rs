@@ -145,7 +145,7 @@ impl Replication {
         };
         let looked = async move { Ok(Done::Unmarked(tolerate(looked.await))) };
         // Once in a while it may take its time to look at the whole of a large table, or at what
-        // was published while nobody swept.
+        // was published while no sweep ran.
         if takes_long { long_job(looked) } else { job(looked) }
     }
 

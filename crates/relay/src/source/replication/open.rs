@@ -133,8 +133,8 @@ fn marking(config: &Config, state: Option<&StateRow>, is_indexed: bool, lost_end
 
 /// What the log may bring again although nothing is to become of it.
 ///
-/// A table of dead letters that somebody has locked is not waited for, unless they block aggregates:
-/// those that the log brings again are refused, and parked, again.
+/// A lock on the table of dead letters is not waited for, unless they block aggregates: those that the
+/// log brings again are refused, and parked, again.
 async fn newest_dead_letters(config: &Config, store: &Store) -> Result<HashSet<Uuid>, Error> {
     if config.on_park == OnPark::BlockKey {
         return store.newest_dead_letters().await;
@@ -175,11 +175,11 @@ async fn log_stream(
 /// Takes the slot and finds out what the stream has of what the slot will bring again.
 ///
 /// The order matters, and each step can only be made from the one before it: only who reads the slot may
-/// look at the stream's tail, so that nobody else is writing what the slot brings by then.
+/// look at the stream's tail, so that no other relay writes what the slot brings by then.
 ///
 /// # Errors
 ///
-/// [`Error::SlotBusy`] if another relay is active; whatever else is missing or broken.
+/// [`Error::SlotBusy`] if another relay is active; also if something is missing or broken.
 pub(in crate::source) async fn open(
     config: &Arc<Config>,
     opening: &Opening,
@@ -268,7 +268,7 @@ impl Taken {
         Ok(Took::Slot(Box::new(Self { store, target, is_indexed, slot })))
     }
 
-    /// Begins to read the slot: from then on nobody else does.
+    /// Begins to read the slot: from then on no other relay does.
     async fn stream(self, config: &Config) -> Result<Streaming, Error> {
         let Self { store, target, is_indexed, slot } = self;
         let (log, slot, state) = log_stream(config, &store, slot).await?;
@@ -284,8 +284,8 @@ struct Awaited {
 }
 
 impl Awaited {
-    /// What the former slot brought is marked, so whatever is visible and has no mark is to be
-    /// published: by a scan, that reads the stream's tail first.
+    /// What the former slot brought is marked. So every visible row without a mark is to be published:
+    /// by a scan, which reads the stream's tail first.
     async fn know(self, config: &Config, opening: &Opening) -> Result<Known, Error> {
         let Self { target, slot, making } = self;
         let tail = &target.tail;

@@ -33,7 +33,7 @@ impl Replication {
             ReplayEffect::LookFor => {
                 let (books, config) = (Arc::clone(&self.books), Arc::clone(&self.config));
                 job(async move {
-                    // Nobody waits for a replay: what somebody has locked is tried again.
+                    // A replay is not urgent: a lock is met again later.
                     let found = books.next_replay(&config.slot, &config.stream.name).await;
                     let found = unless_contended(found, "cannot look for a replay")?;
                     Ok(ReplayInput::Found(found.flatten()).into())
@@ -58,7 +58,7 @@ impl Replication {
         let history = self.slot.history;
         long_job(async move {
             let begun = async {
-                // Of its own: what goes wrong there is a replay's misfortune, and nobody else's.
+                // A connection of its own: an error there delays the replay alone.
                 let store = Store::connect(&config, "tailpost replay").await?;
                 store.wait_for_locks(Some(WAITS)).await?;
                 store.read_lists_in_order().await?;
@@ -137,7 +137,7 @@ impl Replication {
         Ok(job(async move {
             let (problems, wish) = match store.note_replay(&reader, &note).await {
                 Ok(wish) => (note.problems.len(), Some(wish)),
-                // What is not noted is found in the stream by whoever goes on.
+                // The next session finds in the stream what was not noted.
                 Err(_) if store.client().is_closed() => (0, Some(ReplayWish::Rest)),
                 Err(error) => (0, tolerate(Err(error))),
             };

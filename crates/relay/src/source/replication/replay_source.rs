@@ -83,7 +83,7 @@ impl OpenReplay {
         };
         let mut page = reader.read(after, PAGE, self.bytes_max).await?;
         self.leave_out_parked(&mut page).await?;
-        // Its slot keeps the log, for nobody once there is no more.
+        // Its slot keeps the log: at the end it is dropped.
         *kept = Some(reader).filter(|_| !page.is_end);
         Ok(page)
     }
@@ -191,7 +191,7 @@ fn unread(error: &Error) -> ReplayUnread {
     }
 }
 
-/// The server stops or starts, or somebody has a lock.
+/// The server stops or starts, or a lock was met.
 fn others_wait_for(code: &SqlState) -> bool {
     let locked = [SqlState::LOCK_NOT_AVAILABLE, SqlState::T_R_DEADLOCK_DETECTED].contains(code);
     locked || code.code().starts_with("08") || code.code().starts_with("57P")
