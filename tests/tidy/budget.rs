@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13006),
     ("outbox", 1907),
     ("pgoutput", 481),
-    ("relay", 18586),
+    ("relay", 17846),
     ("servers", 2340),
     ("tailpost", 12108),
 ];

@@ -164,14 +164,11 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Connect(error) => error.is_transient(),
-            Self::Sql { source, .. } => source.code().is_none_or(sqlstate_is_transient),
-            Self::Replication { source, .. } => {
-                sqlstate(source).as_ref().is_none_or(sqlstate_is_transient)
+            Self::Sql { .. } | Self::Replication { .. } => {
+                self.code().as_ref().is_none_or(sqlstate_is_transient)
             }
             Self::Migrate(error) => {
-                let source = std::error::Error::source(error);
-                let source = source.and_then(|it| it.downcast_ref::<tokio_postgres::Error>());
-                source.is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
+                postgres_source(error).is_some_and(|it| it.code().is_none_or(sqlstate_is_transient))
             }
             Self::Stalled(_)
             | Self::Bug(_)
@@ -306,13 +303,14 @@ impl Error {
         match self {
             Self::Sql { source, .. } => source.code().cloned(),
             Self::Replication { source, .. } => sqlstate(source),
-            Self::Migrate(error) => {
-                let source = std::error::Error::source(error);
-                source?.downcast_ref::<tokio_postgres::Error>()?.code().cloned()
-            }
+            Self::Migrate(error) => postgres_source(error)?.code().cloned(),
             _ => None,
         }
     }
+}
+
+fn postgres_source(error: &outbox::Error) -> Option<&tokio_postgres::Error> {
+    std::error::Error::source(error)?.downcast_ref()
 }
 
 /// Whether a function raised the error, in whatever language the server speaks: names of procedural

@@ -18,7 +18,7 @@ use crate::nats::{has_ended, leave_server};
 use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
-use crate::source::{Ended, Source};
+use crate::source::{Ended, OpenWith, Source};
 use crate::standby;
 use crate::status::Role;
 
@@ -173,8 +173,8 @@ async fn session(
                 client.insert((connected, link))
             }
         };
-        let link = link.clone();
-        Source::open(config, &opening, client, link, once, unfenced).await
+        let with = OpenWith { config, opening: &opening, client, link, once };
+        Source::open(with, unfenced).await
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);

@@ -76,6 +76,17 @@ fn tail_read(read: Result<Tail, Error>) -> BrokerInput {
     read.map_or_else(|error| BrokerInput::TailFailed(describe(&error)), BrokerInput::Tail)
 }
 
+/// What a source is opened with.
+#[derive(Clone, Copy)]
+pub(crate) struct OpenWith<'a> {
+    pub(crate) config: &'a Arc<Config>,
+    pub(crate) opening: &'a Opening,
+    pub(crate) client: &'a Client,
+    pub(crate) link: &'a watch::Receiver<NatsLink>,
+    /// The session ends when everything is published that there is.
+    pub(crate) once: bool,
+}
+
 /// A source with its engine and its connection to the broker.
 pub(crate) struct Opened {
     pub(crate) source: Source,
@@ -95,22 +106,15 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// Connects, and reads the end of the stream. With `once` the session ends when everything is
-    /// published that there is. `unfenced` is why the session before had to leave fenced mode.
+    /// Connects, and reads the end of the stream. `unfenced` is why the session before had to leave
+    /// fenced mode.
     pub(crate) async fn open(
-        config: &Arc<Config>,
-        opening: &Opening,
-        client: &Client,
-        link: watch::Receiver<NatsLink>,
-        once: bool,
+        with: OpenWith<'_>,
         unfenced: Option<String>,
     ) -> Result<Opened, Error> {
-        match config.mode {
-            Mode::Poll => Box::pin(polling::open(config, opening, client, link, once)).await,
-            Mode::Fenced | Mode::Keyed => {
-                let open = replication::open(config, opening, client, link, once, unfenced);
-                Box::pin(open).await
-            }
+        match with.config.mode {
+            Mode::Poll => Box::pin(polling::open(with)).await,
+            Mode::Fenced | Mode::Keyed => Box::pin(replication::open(with, unfenced)).await,
         }
     }
 

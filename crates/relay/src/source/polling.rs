@@ -15,21 +15,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::Client;
 use pgoutput::Lsn;
-use servers::NatsLink;
-use tokio::sync::watch;
 use tracing::info;
 
 use self::claim_jobs::CONNECTION;
 use super::history_watch::{self, HistoryWatch};
-use super::{Done, Ended, Job, Opened, Source, lost_end, replication};
+use super::{Done, Ended, Job, OpenWith, Opened, Source, lost_end, replication};
 use crate::config::Config;
 use crate::engine::{ClaimsInput, ClaimsSettings, Engine, LastEvent, Mode, Publishing, Seen};
 use crate::error::Error;
 use crate::nats::{self, History, Publisher, TailReader};
 use crate::postgres::sql::ScannedRow;
-use crate::postgres::{Encoding, Opening, Rows, Store, sql};
+use crate::postgres::{Encoding, Rows, Store, sql};
 use crate::reporter::News;
 
 /// Nodes whose unmarked messages the reading of the tail surely reaches.
@@ -54,13 +51,8 @@ pub(crate) struct Polling {
     pub(super) last_event: Option<LastEvent>,
 }
 
-pub(super) async fn open(
-    config: &Arc<Config>,
-    opening: &Opening,
-    client: &Client,
-    link: watch::Receiver<NatsLink>,
-    once: bool,
-) -> Result<Opened, Error> {
+pub(super) async fn open(with: OpenWith<'_>) -> Result<Opened, Error> {
+    let OpenWith { config, opening, client, link, once } = with;
     let store = Store::watched(config, CONNECTION, opening).await?;
     store.check_outbox().await?;
     store.check_marks_are_on_rows().await?;
@@ -75,7 +67,7 @@ pub(super) async fn open(
     let history = History { system_id: NO_SYSTEM, timeline: 0 };
     let stream = &config.stream.name;
     let (publisher, answers) =
-        Publisher::new(client.clone(), stream, history, true, tail.limits(), link).await?;
+        Publisher::new(client.clone(), stream, history, true, tail.limits(), link.clone()).await?;
     info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
     let last_event = LastEvent::later(newest.last, last_event);
     // Nothing comes from a log.

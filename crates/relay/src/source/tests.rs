@@ -186,7 +186,14 @@ impl Shell {
         let config = Arc::new(config);
         let (client, link) = config.nats.connect_watched("tailpost").await.unwrap();
         let opening = Opening::new(&config);
-        let opened = Source::open(&config, &opening, &client, link, false, None).await.unwrap();
+        let with = OpenWith {
+            config: &config,
+            opening: &opening,
+            client: &client,
+            link: &link,
+            once: false,
+        };
+        let opened = Source::open(with, None).await.unwrap();
         let spans = Arc::new(AtomicUsize::new(0));
         let ended = Arc::clone(&spans);
         let (sender, status) = watch::channel(Status::default());

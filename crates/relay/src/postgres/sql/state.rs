@@ -30,7 +30,10 @@ pub struct StateRow {
     /// What the slot does not bring is published.
     pub is_gap_filled: bool,
     pub(crate) resolved: Option<ResolvedPlace>,
-    pub(crate) looks: LastLooks,
+    /// How long ago a scan looked at the whole table, and how long ago a sweep did; `None` if that is
+    /// not recorded.
+    pub(crate) scanned_ago: Option<Duration>,
+    pub(crate) swept_ago: Option<Duration>,
     /// Events without a row may have been written since.
     pub(crate) takes_messages: bool,
 }
@@ -52,13 +55,6 @@ impl StateRow {
     pub(crate) fn resolved_before(&self, confirmed: Lsn) -> Lsn {
         self.watermark.as_ref().map_or(confirmed, |it| it.lsn.max(confirmed))
     }
-}
-
-/// How long ago the whole table was looked at; `None` if that is not recorded.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct LastLooks {
-    pub(crate) scanned: Option<Duration>,
-    pub(crate) swept: Option<Duration>,
 }
 
 /// Every transaction numbered before this had ended when the snapshot was taken.
@@ -269,7 +265,8 @@ impl Store {
             checkpoint: row.get::<_, Option<PgLsn>>(6).map(|lsn| Lsn(lsn.into())),
             is_gap_filled: row.get(9),
             resolved: resolved(&row),
-            looks: LastLooks { scanned: age(&row, 14), swept: age(&row, 15) },
+            scanned_ago: age(&row, 14),
+            swept_ago: age(&row, 15),
             takes_messages: row.get(16),
         }))
     }

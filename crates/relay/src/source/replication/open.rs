@@ -7,8 +7,6 @@ use std::time::Instant;
 use async_nats::Client;
 use async_nats::jetstream::stream::Info;
 use pgoutput::Lsn;
-use servers::NatsLink;
-use tokio::sync::watch;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -30,7 +28,7 @@ use crate::postgres::{
 };
 use crate::reporter::News;
 use crate::source::history_watch::HistoryWatch;
-use crate::source::{Opened, Source, lost_end};
+use crate::source::{OpenWith, Opened, Source, lost_end};
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";
@@ -125,7 +123,7 @@ fn marking(config: &Config, state: Option<&StateRow>, is_indexed: bool, lost_end
         },
         by_watermark: config.mark.by == MarkBy::Lean,
         swept: state.and_then(|it| it.swept.clone()),
-        whole_swept: state.and_then(|it| it.looks.swept),
+        whole_swept: state.and_then(|it| it.swept_ago),
         is_indexed,
         lost_end,
     })
@@ -181,18 +179,15 @@ async fn log_stream(
 ///
 /// [`Error::SlotBusy`] if another relay is active; also if something is missing or broken.
 pub(in crate::source) async fn open(
-    config: &Arc<Config>,
-    opening: &Opening,
-    client: &Client,
-    link: watch::Receiver<NatsLink>,
-    once: bool,
+    with: OpenWith<'_>,
     unfenced: Option<String>,
 ) -> Result<Opened, Error> {
-    let known = match Box::pin(Taken::take(config, opening, client, unfenced)).await? {
+    let OpenWith { config, once, .. } = with;
+    let known = match Box::pin(Taken::take(with, unfenced)).await? {
         Took::Slot(taken) => taken.stream(config).await?.know(config, once).await?,
-        Took::Awaited(awaited) => awaited.know(config, opening).await?,
+        Took::Awaited(awaited) => awaited.know(config, with.opening).await?,
     };
-    Box::pin(known.open(config, client, link)).await
+    Box::pin(known.open(with)).await
 }
 
 /// The stream, and how it is published to.
@@ -201,8 +196,6 @@ struct Target {
     mode: Mode,
     /// Why that is keyed mode, although fenced mode is configured.
     unfenced: Option<String>,
-    /// What decides which events take a sequence.
-    rules: i64,
 }
 
 impl Target {
@@ -217,8 +210,12 @@ impl Target {
             (config::Mode::Fenced, None) => Mode::Fenced,
             _ => Mode::Keyed,
         };
-        let rules = rules(config, mode, &tail.info().await?);
-        Ok(Self { tail, mode, unfenced, rules })
+        Ok(Self { tail, mode, unfenced })
+    }
+
+    /// What decides which events take a sequence of the stream as it is now.
+    async fn rules(&self, config: &Config) -> Result<i64, Error> {
+        Ok(rules(config, self.mode, &self.tail.info().await?))
     }
 }
 
@@ -237,12 +234,8 @@ struct Taken {
 }
 
 impl Taken {
-    async fn take(
-        config: &Arc<Config>,
-        opening: &Opening,
-        client: &Client,
-        unfenced: Option<String>,
-    ) -> Result<Took, Error> {
+    async fn take(with: OpenWith<'_>, unfenced: Option<String>) -> Result<Took, Error> {
+        let OpenWith { config, opening, client, .. } = with;
         let store = Store::watched(config, "tailpost", opening).await?;
         store.check_set_up(config).await?;
         let is_indexed = is_indexed(config, &store).await?;
@@ -258,7 +251,9 @@ impl Taken {
                         (slot, store)
                     }
                     Made::Later(making) => {
-                        return Ok(Took::Awaited(Box::new(Awaited { target, slot, making })));
+                        let rules = target.rules(config).await?;
+                        let awaited = Awaited { target, rules, slot, making };
+                        return Ok(Took::Awaited(Box::new(awaited)));
                     }
                 }
             }
@@ -271,14 +266,16 @@ impl Taken {
     /// Begins to read the slot: from then on no other relay does.
     async fn stream(self, config: &Config) -> Result<Streaming, Error> {
         let Self { store, target, is_indexed, slot } = self;
+        let rules = target.rules(config).await?;
         let (log, slot, state) = log_stream(config, &store, slot).await?;
-        Ok(Streaming { store, target, log, slot, state, is_indexed })
+        Ok(Streaming { store, target, rules, log, slot, state, is_indexed })
     }
 }
 
 /// PostgreSQL makes the slot, for us alone.
 struct Awaited {
     target: Target,
+    rules: i64,
     slot: OpenSlot,
     making: Making,
 }
@@ -287,7 +284,7 @@ impl Awaited {
     /// What the former slot brought is marked. So every visible row without a mark is to be published:
     /// by a scan, which reads the stream's tail first.
     async fn know(self, config: &Config, opening: &Opening) -> Result<Known, Error> {
-        let Self { target, slot, making } = self;
+        let Self { target, rules, slot, making } = self;
         let tail = &target.tail;
         let store = Store::watched(config, "tailpost", opening).await?;
         let last_event = lost_end::mend(config, &store, tail, Lsn::ZERO).await?.event;
@@ -310,7 +307,7 @@ impl Awaited {
         let rows = Rows::new(config.table.clone(), config.routing());
         let log = Log::Awaited(Box::new(AwaitedSlot::new(rows, making, opening.waits())));
         let news = News { unfenced: target.unfenced, ..News::default() };
-        let (tail, rules) = (target.tail, target.rules);
+        let tail = target.tail;
         Ok(Known { store, tail, rules, log, slot, start, news, last_event })
     }
 }
@@ -319,6 +316,7 @@ impl Awaited {
 struct Streaming {
     store: Store,
     target: Target,
+    rules: i64,
     log: LogStream,
     slot: OpenSlot,
     /// What was written down of it.
@@ -329,8 +327,8 @@ struct Streaming {
 impl Streaming {
     /// Reads what the stream has of what the slot will bring again.
     async fn know(self, config: &Config, once: bool) -> Result<Known, Error> {
-        let Self { store, target, log, slot, state, is_indexed } = self;
-        let Target { tail, mode, unfenced, rules } = target;
+        let Self { store, target, rules, log, slot, state, is_indexed } = self;
+        let Target { tail, mode, unfenced } = target;
         let resolved_before = state.resolved_before(slot.confirmed);
         let lost = lost_end::mend(config, &store, &tail, resolved_before).await?;
         let is_gap_filled = state.is_gap_filled && !lost.now;
@@ -345,7 +343,7 @@ impl Streaming {
         // `--once` is to find also what was unmarked by hand.
         let unmarked_by_hand = once && config.mark.by != MarkBy::Lean;
         let wants_whole = !is_gap_filled || unmarked_by_hand;
-        let ranges = ScanRanges::new(is_indexed, wants_whole, state.looks.scanned);
+        let ranges = ScanRanges::new(is_indexed, wants_whole, state.scanned_ago);
         let scan_first = once
             || !is_gap_filled
             || config.on_park == OnPark::BlockKey
@@ -388,17 +386,13 @@ struct Known {
 }
 
 impl Known {
-    async fn open(
-        self,
-        config: &Arc<Config>,
-        client: &Client,
-        link: watch::Receiver<NatsLink>,
-    ) -> Result<Opened, Error> {
+    async fn open(self, with: OpenWith<'_>) -> Result<Opened, Error> {
+        let OpenWith { config, client, link, .. } = with;
         let Self { store, tail, rules, log, slot, start, news, last_event } = self;
         let (stream, limits, history) = (&config.stream.name, tail.limits(), slot.history);
         let has_ids = !config.needs_fence();
         let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, has_ids, limits, link).await?;
+            Publisher::new(client.clone(), stream, history, has_ids, limits, link.clone()).await?;
         let marks = Marks::connect(config, "tailpost marks").await?;
         let books = Arc::new(Books::of(store).await?);
         let rows = Store::brief(config, "tailpost rows").await?;
