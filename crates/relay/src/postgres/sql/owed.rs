@@ -64,7 +64,7 @@ impl Store {
         if rows >= resolved.len() as u64 {
             return Ok(ScanMarks { rows, owed: 0 });
         }
-        // Who has seen the others may want to know why not.
+        // The others are locked, or refused, or gone: each of them is looked at.
         let (more, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
         Ok(ScanMarks { rows: rows + more.len() as u64, owed: owed.len() as u64 })
     }

@@ -104,12 +104,12 @@ impl Rows {
         let reason = fit(reason);
         let sql = format!(
             "UPDATE {outbox} o SET publish_attempts =
-                 least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
-             publish_error = $2,
-             next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
-         WHERE {id} = ANY (ARRAY(
-             SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
-             FOR NO KEY UPDATE SKIP LOCKED))",
+                     least(greatest(coalesce(publish_attempts, 0), 0), {ATTEMPTS_MAX} - 1) + 1,
+                 publish_error = $2,
+                 next_attempt_at = clock_timestamp() + make_interval(secs => $3), txid = {transaction}
+             WHERE {id} = ANY (ARRAY(
+                 SELECT {id} FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED}
+                 FOR NO KEY UPDATE SKIP LOCKED))",
             // A new version of the row would not tell any more.
             transaction = mark::transaction("o"),
             outbox = self.0.table.quoted(),
@@ -126,14 +126,14 @@ impl Rows {
         let doing = "write down what the stream had already";
         let audit = self.0.table.companion("outbox_dead_letter_audit");
         let sql = format!(
-        "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
-             via, why)
-         SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
-             a.event_type, 'tailpost', 'relay',
-             'the stream had it already, as sequence ' || f.seq || ': not published again'
-         FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
-         JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
-    );
+            "INSERT INTO {audit} (action, event_id, aggregate_type, aggregate_id, event_type, actor,
+                 via, why)
+             SELECT DISTINCT ON (a.event_id) 'found', a.event_id, a.aggregate_type, a.aggregate_id,
+                 a.event_type, 'tailpost', 'relay',
+                 'the stream had it already, as sequence ' || f.seq || ': not published again'
+             FROM unnest($1::uuid[], $2::bigint[]) AS f (id, seq)
+             JOIN {audit} a ON a.event_id = f.id AND a.action IN ('requeue', 'release')"
+        );
         self.0.perform(doing, &sql, &[&ids, &seqs]).await
     }
 }
