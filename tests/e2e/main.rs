@@ -20,6 +20,7 @@ mod commands;
 mod commits;
 mod confirmation;
 mod connections;
+mod console;
 mod crashes;
 mod dead_letters;
 mod debezium;

@@ -14,6 +14,7 @@
 
 mod backend;
 mod broker;
+mod browser;
 mod http;
 mod kept;
 mod load;
@@ -25,6 +26,7 @@ mod test_env;
 mod wait;
 
 pub use broker::Broker;
+pub use browser::Browser;
 pub use http::{ask, get};
 pub use load::Load;
 pub use process::{Relay, binary};

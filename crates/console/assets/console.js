@@ -64,12 +64,8 @@
       const fresh = new Map(all("[data-part]", page).map((it) => [it.dataset.part, it]));
       for (const part of all("[data-part]")) {
         const other = fresh.get(part.dataset.part);
-        fresh.delete(part.dataset.part);
-        if (!other) part.replaceChildren();
-        else if (!isInUse(part)) part.replaceWith(document.importNode(other, true));
+        if (other && !isInUse(part)) part.replaceWith(document.importNode(other, true));
       }
-      // A part that was not there before: the page has another shape.
-      if (fresh.size > 0) location.reload();
       mark();
       ages();
     };

@@ -116,24 +116,21 @@ fn relay_rows(picture: &Picture) -> Vec<RelayRow> {
 
 fn chart_rows(picture: &Picture, frame: &Frame, reach: Reach) -> Vec<ChartRow> {
     let now = frame.now;
-    let points = |name: &str| picture.history.points(name, reach, now);
+    let window = picture.history.window(reach, now);
+    let points = |name: &str| picture.history.points(name, window, now);
     let (rates, p50, p99, slots) = (points("rate"), points("p50"), points("p99"), points("slot"));
-    let (count, seconds) = reach.points();
-    let every = (count / CHART_ROWS).max(1);
-    let end = now.as_second().div_euclid(seconds) + 1;
+    let every = (window.count / CHART_ROWS).max(1);
     let row = |place: usize| {
         let known = |value: Option<f64>, text: &dyn Fn(f64) -> String| {
             value.map_or_else(|| "–".into(), text)
         };
-        let back = i64::try_from(count - place).unwrap_or(0);
-        let at = jiff::Timestamp::from_second((end - back) * seconds).unwrap_or(now);
         ChartRow {
-            at: clock(at, now),
+            at: clock(window.begins(place, now), now),
             rate: known(rates[place], &rate),
             p50: known(p50[place], &latency),
             p99: known(p99[place], &latency),
             slot: known(slots[place], &|it| bytes(rounded(it))),
         }
     };
-    (0..count).rev().step_by(every).map(row).collect()
+    (0..window.count).rev().step_by(every).map(row).collect()
 }

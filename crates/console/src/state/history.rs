@@ -10,6 +10,9 @@ const SECONDS: usize = 15 * 60;
 const MINUTES: usize = 24 * 60;
 /// So many series are kept: each has 9 kB.
 const SERIES_MAX: usize = 200;
+/// Points of a line, at least and at most. The least is a line and not a dot.
+const POINTS_MIN: i64 = 30;
+const POINTS_MAX: i64 = 180;
 /// A figure that is asked for rarely holds until the next, for so long.
 const HOLDS_SECONDS: i64 = 30;
 
@@ -20,19 +23,29 @@ pub(crate) enum Reach {
     Day,
 }
 
-impl Reach {
-    /// How many points there are, each of so many seconds.
-    pub(crate) fn points(self) -> (usize, i64) {
-        match self {
-            Self::QuarterHour => (SECONDS / 5, 5),
-            Self::Day => (MINUTES / 8, 480),
-        }
+/// Which points a line has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    reach: Reach,
+    pub(crate) count: usize,
+    /// How long each is.
+    pub(crate) seconds: i64,
+}
+
+impl Window {
+    /// When a point begins.
+    pub(crate) fn begins(&self, point: usize, now: Timestamp) -> Timestamp {
+        let back = i64::try_from(self.count - point).unwrap_or(0);
+        let end = now.as_second().div_euclid(self.seconds) + 1;
+        Timestamp::from_second((end - back) * self.seconds).unwrap_or(now)
     }
 }
 
 /// All series by name.
 #[derive(Debug, Default)]
 pub(crate) struct History {
+    /// When the first figure was noted.
+    since: Option<i64>,
     series: BTreeMap<String, Series>,
 }
 
@@ -97,6 +110,7 @@ impl History {
             .entry(name.to_owned())
             .or_insert_with(|| Series { seconds: Ring::new(SECONDS), minutes: Ring::new(MINUTES) });
         let second = now.as_second();
+        self.since.get_or_insert(second);
         // Nobody looked for a while: it holds for what lies between.
         let last = series.seconds.end;
         let from =
@@ -109,9 +123,21 @@ impl History {
         series.minutes.set(minute, mean.unwrap_or(value) as f32);
     }
 
+    /// As much of the reach as something is known of: a line fills its picture from the first minute.
+    pub(crate) fn window(&self, reach: Reach, now: Timestamp) -> Window {
+        let known = now.as_second() - self.since.unwrap_or(now.as_second());
+        let seconds = match reach {
+            Reach::QuarterHour if known < POINTS_MAX => 1,
+            Reach::QuarterHour => 5,
+            Reach::Day => (known / POINTS_MAX / 60 + 1).min(8) * 60,
+        };
+        let count = (known / seconds + 1).clamp(POINTS_MIN, POINTS_MAX);
+        Window { reach, count: usize::try_from(count).unwrap_or(0), seconds }
+    }
+
     /// The points of a series, the oldest first.
-    pub(crate) fn points(&self, name: &str, reach: Reach, now: Timestamp) -> Vec<Option<f64>> {
-        let (count, seconds) = reach.points();
+    pub(crate) fn points(&self, name: &str, window: Window, now: Timestamp) -> Vec<Option<f64>> {
+        let Window { reach, count, seconds } = window;
         let Some(series) = self.series.get(name) else { return vec![None; count] };
         // Whole steps, so that a point does not change once it is over.
         let end = now.as_second().div_euclid(seconds) + 1;
@@ -132,16 +158,35 @@ mod tests {
         Timestamp::from_second(second).expect("a time")
     }
 
+    fn five_seconds() -> Window {
+        Window { reach: Reach::QuarterHour, count: 180, seconds: 5 }
+    }
+
+    #[test]
+    fn a_line_has_as_many_points_as_something_is_known_of() {
+        let mut history = History::default();
+        history.note("rate", at(10_000), 5.0);
+        let of = |reach, second| {
+            let window = history.window(reach, at(second));
+            (window.count, window.seconds)
+        };
+        assert_eq!(of(Reach::QuarterHour, 10_000), (30, 1));
+        assert_eq!(of(Reach::QuarterHour, 10_099), (100, 1));
+        assert_eq!(of(Reach::QuarterHour, 10_599), (120, 5));
+        assert_eq!(of(Reach::QuarterHour, 99_000), (180, 5));
+        assert_eq!(of(Reach::Day, 13_600), (61, 60));
+        assert_eq!(of(Reach::Day, 10_000 + 86_400), (180, 480));
+    }
+
     #[test]
     fn the_newest_point_is_the_last() {
         let mut history = History::default();
         for second in 10_000..10_010 {
             history.note("rate", at(second), 5.0);
         }
-        let points = history.points("rate", Reach::QuarterHour, at(10_009));
-        assert_eq!(points.len(), 180);
-        assert_eq!(points[177..], [None, Some(5.0), Some(5.0)]);
-        assert!(history.points("other", Reach::Day, at(10_009)).iter().all(Option::is_none));
+        let of = |name| history.points(name, five_seconds(), at(10_009));
+        assert_eq!(of("rate")[177..], [None, Some(5.0), Some(5.0)]);
+        assert!(of("other").iter().all(Option::is_none));
     }
 
     #[test]
@@ -149,10 +194,10 @@ mod tests {
         let mut history = History::default();
         history.note("rate", at(10_000), 5.0);
         history.note("rate", at(10_015), 7.0);
-        let points = history.points("rate", Reach::QuarterHour, at(10_015));
+        let points = history.points("rate", five_seconds(), at(10_015));
         assert_eq!(points[176..], [Some(6.6), Some(7.0), Some(7.0), Some(7.0)]);
         history.note("rate", at(10_100), 9.0);
-        let points = history.points("rate", Reach::QuarterHour, at(10_100));
+        let points = history.points("rate", five_seconds(), at(10_100));
         assert_eq!(points[177..], [None, None, Some(9.0)]);
     }
 
@@ -161,10 +206,10 @@ mod tests {
         let mut history = History::default();
         history.note("rate", at(10_000), 5.0);
         history.note("rate", at(10_000 + 3 * 900), 6.0);
-        let points = history.points("rate", Reach::QuarterHour, at(10_000 + 3 * 900));
-        assert_eq!(points.iter().flatten().count(), 1);
-        let day = history.points("rate", Reach::Day, at(10_000 + 3 * 900));
-        assert_eq!(day.iter().flatten().count(), 2);
+        let now = at(10_000 + 3 * 900);
+        let of = |reach| history.points("rate", history.window(reach, now), now);
+        assert_eq!(of(Reach::QuarterHour).iter().flatten().count(), 1);
+        assert_eq!(of(Reach::Day).iter().flatten().count(), 2);
     }
 
     #[test]

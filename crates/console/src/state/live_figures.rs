@@ -101,7 +101,10 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
 }
 
 fn charts(all: &mut Figures, picture: &Picture, now: Timestamp, reach: Reach) {
-    let points = |name: &str| picture.history.points(name, reach, now);
+    let window = picture.history.window(reach, now);
+    let points = |name: &str| picture.history.points(name, window, now);
+    let seconds = window.seconds * i64::try_from(window.count).unwrap_or(0);
+    all.set("reach", span(u64::try_from(seconds).unwrap_or(0)));
     for (name, least) in [("rate", 1.0), ("slot", 1024.0)] {
         let points = points(name);
         all.draw(name, chart::paths(&points, chart::most(&points, least)));
@@ -124,11 +127,9 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
         it.oldest_seconds().map(|it| if it < 10.0 { latency(it) } else { span(rounded(it)) });
     all.set(of("oldest"), known(oldest));
     all.set(of("dead"), known(it.dead().map(count)));
-    let points = picture.history.points(
-        &consumer_series("rate", &it.source, &it.name),
-        Reach::QuarterHour,
-        now,
-    );
+    let window = picture.history.window(Reach::QuarterHour, now);
+    let name = consumer_series("rate", &it.source, &it.name);
+    let points = picture.history.points(&name, window, now);
     all.draw(&of("rate"), chart::paths(&points, chart::most(&points, 1.0)));
 }
 

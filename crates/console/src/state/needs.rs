@@ -103,7 +103,8 @@ fn of_processes<S>(
     let weight = if are_all_away { Weight::Stops } else { Weight::Look };
     let away = processes.iter().filter_map(|it| match &it.link {
         Link::Down { since, why } => {
-            let need = Need::new(weight, &it.address, &why.error).since(Some(*since));
+            // The error has the address.
+            let need = Need::new(weight, key, &why.error).since(Some(*since));
             Some(need.fact(why.hint.clone()))
         }
         Link::NotAsked | Link::Up => None,
@@ -123,7 +124,11 @@ fn of_relay(relay: &Relay) -> Vec<Need> {
     let is_up = relay.processes.iter().any(Process::is_up);
     if is_up && !shards.iter().any(|(_, it)| it.role == "active") {
         let error = shards.iter().find_map(|(_, it)| it.last_error.clone());
-        let need = Need::new(Weight::Stops, &relay.key, "no process is the active relay");
+        let what = match super::word::has_lost_database(relay) {
+            true => "PostgreSQL is away: nothing is published",
+            false => "no process is the active relay",
+        };
+        let need = Need::new(Weight::Stops, &relay.key, what);
         needs.push(need.fact(error));
     }
     for shard in relay.active() {
@@ -390,7 +395,7 @@ mod tests {
         let second = ("10.0.0.3:9464".to_owned(), Err(failure("connection refused")));
         away.relays[0].processes.push(second);
         let found = of(away.clone());
-        assert_eq!((found[0].weight, &*found[0].subject), (Weight::Look, "10.0.0.3:9464"));
+        assert_eq!((found[0].weight, &*found[0].what), (Weight::Look, "connection refused"));
         away.relays[0].processes.drain(..1);
         assert_eq!(of(away)[0].weight, Weight::Stops);
     }

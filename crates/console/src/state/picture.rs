@@ -144,6 +144,8 @@ pub(crate) struct ConsumerView {
     pub(crate) unready: Option<String>,
     /// Processes that would take over.
     pub(crate) standbys: usize,
+    /// No process of its inbox answers: what is known is old.
+    pub(crate) is_unanswered: bool,
 }
 
 impl ConsumerView {
@@ -176,6 +178,9 @@ impl ConsumerView {
     /// What it does, in a word.
     pub(crate) fn state(&self) -> &'static str {
         let is_paused = self.record.as_ref().is_some_and(|it| it.pause.is_some());
+        if self.is_unanswered {
+            return "no answer";
+        }
         match (is_paused, self.has_worker(), self.breaker()) {
             (true, ..) => "paused",
             (_, false, _) => "no worker",
@@ -342,6 +347,7 @@ fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
                 record: inbox.books.consumers.iter().find(|it| it.name == *name).cloned(),
                 unready,
                 standbys,
+                is_unanswered: up().next().is_none(),
             }
         };
         names.into_iter().map(view).collect::<Vec<_>>()
@@ -432,6 +438,13 @@ pub(crate) mod tests {
         let it = &consumers[0];
         assert_eq!((&*it.name, it.waiting(), it.worker()), ("mailer", Some(42), Some("88")));
         assert_eq!((it.state(), it.breaker()), ("working", Some("closed")));
+    }
+
+    #[test]
+    fn a_consumer_of_an_inbox_that_is_away_is_not_said_to_work() {
+        let mut away = round();
+        away.inboxes[0].processes[0].1 = Err(failure("connection refused"));
+        assert_eq!(picture([round(), away]).consumers()[0].state(), "no answer");
     }
 
     #[test]

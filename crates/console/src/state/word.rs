@@ -52,6 +52,9 @@ fn of_relay(relay: &Relay) -> Word {
     }
     let active: Vec<_> = relay.active().collect();
     let Some(shard) = active.first() else {
+        if has_lost_database(relay) {
+            return Word::trouble("Database away");
+        }
         let starts = relay.shards().iter().any(|(_, it)| it.role == "starting");
         return if starts {
             Word { text: "Starting", tone: Tone::Unknown }
@@ -72,6 +75,12 @@ fn of_relay(relay: &Relay) -> Word {
         return Word::trouble("Held up");
     }
     Word { text: "Working", tone: Tone::Good }
+}
+
+/// A relay that lost its database begins anew, and says why it does not get on.
+pub(crate) fn has_lost_database(relay: &Relay) -> bool {
+    let mut shards = relay.shards().into_iter().map(|(_, it)| it);
+    shards.any(|it| !it.postgres_connected && it.last_error.is_some())
 }
 
 fn of_inboxes(picture: &Picture) -> Word {
@@ -112,6 +121,11 @@ mod tests {
         assert_eq!(with(|it, _| it.nats_connected = false), "Broker away");
         assert_eq!(with(|it, _| it.breaker = "open".into()), "Broker away");
         assert_eq!(with(|it, _| it.postgres_connected = false), "Database away");
+        let lost = |it: &mut ShardStatus, _: &mut Readiness| {
+            (it.role, it.postgres_connected) = ("starting".into(), false);
+            it.last_error = Some("connection refused".into());
+        };
+        assert_eq!(with(lost), "Database away");
         assert_eq!(with(|it, _| it.role = "standby".into()), "No active relay");
         assert_eq!(with(|it, _| it.role = "starting".into()), "Starting");
     }

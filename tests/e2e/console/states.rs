@@ -1,0 +1,59 @@
+//! What a page says while something of what it shows is away.
+
+use support::DEADLINE;
+
+use super::stage::Stage;
+
+/// A console that is reached from elsewhere asks who somebody is, or does not start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_console_for_others_needs_tokens() {
+    let env = support::TestEnv::new().await;
+    let listen = ["console", "--relay-url", "http://127.0.0.1:1", "--listen", "0.0.0.0:0"];
+    let (_, said) = env.ends_with(78, &listen).await;
+    assert!(said.contains("anybody who reaches 0.0.0.0:0 could do everything"), "{said}");
+    assert!(said.contains("--token-file"), "{said}");
+}
+
+mod long {
+    use super::*;
+
+    /// A relay, an inbox, the database: each is said to be away, and the rest is shown.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_away_is_named_and_the_rest_is_shown() {
+        let mut stage = Stage::new(&[]).await;
+        stage.emit("o-1", 10).await;
+        let browser = stage.browser("admin").await;
+        browser.wait_text(".word", "Working").await;
+        browser.size(1440, 900).await;
+
+        stage.inbox.sigterm();
+        stage.inbox.wait_exit(DEADLINE).await;
+        browser.wait_text(".needs", "cannot be reached").await;
+        assert_eq!(browser.text(".word").await, "Working", "the relay works");
+        browser.screenshot("inbox-away").await;
+
+        stage.env.nats.kill().await.expect("kill the broker");
+        browser.wait_text(".word", "Broker away").await;
+        browser.wait_text(".needs", "NATS is away: nothing is published").await;
+        browser.screenshot("broker-away").await;
+        browser.assert_sound("broker away").await;
+        stage.env.nats.start_again().await.expect("start the broker");
+        browser.wait_text(".word", "Working").await;
+
+        stage.env.postgres.kill().await.expect("kill the database");
+        browser.wait_text(".word", "Database away").await;
+        browser.screenshot("database-away").await;
+        let address = stage.url("/events");
+        browser.go(&address).await;
+        browser.wait_text("main", "could not connect").await;
+        stage.env.postgres.start_again().await.expect("start the database");
+        browser.go(&stage.url("/")).await;
+        browser.wait_text(".word", "Working").await;
+
+        stage.relay.kill9().await;
+        browser.wait_text(".word", "Not answering").await;
+        browser.screenshot("relay-away").await;
+        let relay = stage.relay_port().to_string();
+        assert!(browser.text(".needs").await.contains(&relay));
+    }
+}
