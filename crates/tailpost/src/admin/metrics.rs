@@ -26,7 +26,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{self, Registry};
 use relay::Latency;
 
-use self::declare::{Kind, Metric, Read, Unit};
+use self::declare::{Declared, Kind, Metric, Value};
 
 /// What tells the sources of a table apart.
 type Labels = Vec<(&'static str, String)>;
@@ -115,82 +115,38 @@ impl Sink<'_, '_> {
     }
 
     fn metric<S>(&mut self, metric: &Metric<S>, sources: &[(Labels, S)]) -> fmt::Result {
-        match metric.read {
-            Read::Gauge(read) => {
-                let values = sources.iter().map(|(of, it)| (of, read(it)));
-                let values = values.filter_map(|(of, value)| Some((of.clone(), value?)));
-                self.family(metric, values, |value, encoder| {
-                    ConstGauge::new(*value).encode(encoder)
-                })
-            }
-            Read::Gauges(read) => {
-                let values = sources.iter().flat_map(|(of, it)| labelled(metric, of, read(it)));
-                self.family(metric, values, |value, encoder| {
-                    ConstGauge::new(*value).encode(encoder)
-                })
-            }
-            Read::Counter(read) => {
-                let values = sources.iter().map(|(of, it)| (of.clone(), read(it)));
-                self.family(metric, values, count)
-            }
-            Read::Counters(read) => {
-                let values = sources.iter().flat_map(|(of, it)| labelled(metric, of, read(it)));
-                self.family(metric, values, count)
-            }
-            Read::Histogram(read) => {
-                let values = sources.iter().map(|(of, it)| (of.clone(), *read(it)));
-                self.family(metric, values, durations)
-            }
-        }
-    }
-
-    fn family<S, T>(
-        &mut self,
-        metric: &Metric<S>,
-        values: impl Iterator<Item = (Labels, T)>,
-        encode: impl Fn(&T, MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        let values: Vec<_> = values.collect();
+        let Declared { name, kind, labels, help } = metric.declared;
+        let read = |(of, source): &(Labels, S)| {
+            let with = |(own, value): (Vec<&str>, Value)| {
+                let own = labels.iter().zip(own).map(|(name, it)| (*name, it.to_owned()));
+                (of.iter().cloned().chain(own).collect(), value)
+            };
+            (metric.read)(source).0.into_iter().map(with).collect::<Vec<(Labels, Value)>>()
+        };
+        let values: Vec<_> = sources.iter().flat_map(read).collect();
         if values.is_empty() {
             return Ok(());
         }
-        let declared = &metric.declared;
-        let kind = match declared.kind {
+        let kind = match kind {
             Kind::Gauge => MetricType::Gauge,
             Kind::Counter => MetricType::Counter,
             Kind::Histogram => MetricType::Histogram,
         };
         // The client puts the unit behind the name.
-        let (suffix, unit) = match declared.unit {
-            Unit::Seconds | Unit::Timestamp => ("_seconds", Some(registry::Unit::Seconds)),
-            Unit::Bytes => ("_bytes", Some(registry::Unit::Bytes)),
-            Unit::Number | Unit::State => ("", None),
-        };
-        let name = declared.name.strip_suffix(suffix).unwrap_or(declared.name);
-        let help = declared.help;
-        let mut family = self.encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        let units = [("_seconds", registry::Unit::Seconds), ("_bytes", registry::Unit::Bytes)];
+        let unit = units.iter().find_map(|(end, it)| Some((name.strip_suffix(end)?, it)));
+        let (name, unit) = unit.map_or((name, None), |(name, unit)| (name, Some(unit)));
+        let mut family = self.encoder.encode_descriptor(name, help, unit, kind)?;
         for (labels, value) in &values {
-            encode(value, family.encode_family(labels)?)?;
+            let encoder = family.encode_family(labels)?;
+            match value {
+                Value::Number(number) => ConstGauge::new(*number).encode(encoder)?,
+                Value::Count(count) => ConstCounter::new(*count).encode(encoder)?,
+                Value::Durations(latency) => durations(latency, encoder)?,
+            }
         }
         Ok(())
     }
-}
-
-fn labelled<S, T>(
-    metric: &Metric<S>,
-    of: &Labels,
-    values: declare::Values<T>,
-) -> impl Iterator<Item = (Labels, T)> {
-    let names = metric.declared.labels;
-    let with = move |(labels, value): (Vec<&str>, T)| {
-        let own = names.iter().zip(labels).map(|(name, value)| (*name, value.to_owned()));
-        (of.iter().cloned().chain(own).collect(), value)
-    };
-    values.into_iter().map(with).collect::<Vec<_>>().into_iter()
-}
-
-fn count(value: &u64, encoder: MetricEncoder<'_>) -> fmt::Result {
-    ConstCounter::new(*value).encode(encoder)
 }
 
 fn durations(latency: &Latency, mut encoder: MetricEncoder<'_>) -> fmt::Result {

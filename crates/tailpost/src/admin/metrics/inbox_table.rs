@@ -5,21 +5,18 @@ use std::time::Duration;
 use inbox::{BreakerState, State, Status, Summary, Upkept};
 use jiff::Timestamp;
 
-use super::declare::{
-    Metric, Unit, build_info, by, counter, counters, dead_letter_count, dead_letter_oldest,
-    dead_letters, gauge, of, one_if, retention_deleted, retention_last_success, retention_overdue,
-    sample_age, spans_dropped, spans_exported, table, this_build,
-};
+use super::declare::{Declared, Kind, Metric, Values, by, of, one_if, table};
 use super::inbox_sample::Sample;
 use crate::otlp;
 
 /// Of each consumer.
 pub(super) static CONSUMER: &[Metric<Status>] = table![
-    gauge("inbox_active", Unit::State, "1 while the consumer handles events."):
+    Gauge("inbox_active", "1 while the consumer handles events."):
         |it| Some(one_if(it.state == State::Active)),
-    gauge("inbox_standby", Unit::State, "1 while another worker has the consumer."):
+    Gauge("inbox_standby", "1 while another worker has the consumer."):
         |it| Some(one_if(it.state == State::Standby)),
-    counters("inbox_outcomes", &["outcome"], "Events by outcome, and markers of the broker, which are no events."):
+    Counter("inbox_outcomes", ["outcome"],
+        "Events by outcome, and markers of the broker, which are no events."):
         |it| {
             let Summary { processed, skipped, retried, dead, released } = it.counts;
             by([
@@ -31,17 +28,16 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
                 ("marker", it.markers),
             ])
         },
-    counters("inbox_claims", &["result"],
+    Counter("inbox_claims", ["result"],
         "Claims by result. New events that share a transaction are not claimed."):
         |it| by(it.claims.by_result()),
-    counter("inbox_lease_renewals",
-        "Leases that were renewed during handling."):
-        |it| it.leases.renewed,
-    counter("inbox_lease_lost", "Leases that were lost during handling."):
-        |it| it.leases.lost,
-    dead_letters(): |it| of("inbox", it.dead_letters.by_reason()),
-    gauge("inbox_breaker_state", Unit::State,
-        "State of the breaker: 0 closed, 1 half-open, 2 open."):
+    Counter("inbox_lease_renewals", "Leases that were renewed during handling."):
+        |it| Some(it.leases.renewed),
+    Counter("inbox_lease_lost", "Leases that were lost during handling."):
+        |it| Some(it.leases.lost),
+    Counter("dead_letters", ["source", "reason"], "Events that this process made dead letters."):
+        |it| of("inbox", it.dead_letters.by_reason()),
+    Gauge("inbox_breaker_state", "State of the breaker: 0 closed, 1 half-open, 2 open."):
         |it| {
             Some(match it.handler.breaker {
                 BreakerState::Closed => 0.0,
@@ -49,52 +45,55 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
                 BreakerState::Open => 2.0,
             })
         },
-    counter("inbox_breaker_opened",
-        "Times the breaker opened."):
-        |it| it.handler.opened,
-    gauge("inbox_inflight", Unit::Number, "Events that a handler has."): |it| Some(it.busy as f64),
-    gauge("inbox_held", Unit::Number, "Events in memory, in handling or waiting for their aggregate."):
+    Counter("inbox_breaker_opened", "Times the breaker opened."): |it| Some(it.handler.opened),
+    Gauge("inbox_inflight", "Events that a handler has."): |it| Some(it.busy as f64),
+    Gauge("inbox_held", "Events in memory, in handling or waiting for their aggregate."):
         |it| Some(it.held as f64),
-    gauge("inbox_left", Unit::Number, "Events left in the stream behind one without progress."):
+    Gauge("inbox_left", "Events left in the stream behind one without progress."):
         |it| Some(it.left as f64),
-    gauge("inbox_lanes", Unit::Number, "Aggregates with an event in memory."):
-        |it| Some(it.lanes as f64),
-    gauge("inbox_went_back_timestamp_seconds", Unit::Timestamp,
-        "When the consumer last went back by itself."):
+    Gauge("inbox_lanes", "Aggregates with an event in memory."): |it| Some(it.lanes as f64),
+    Gauge("inbox_went_back_timestamp_seconds", "When the consumer last went back by itself."):
         |it| it.went_back_at.map(|at| at.as_second() as f64),
 ];
 
 /// What the servers know of each consumer, as of some seconds ago.
 pub(super) static SAMPLED: &[Metric<Sample>] = table![
-    gauge("inbox_backlog", Unit::Number, "Events that were begun and are not processed."):
+    Gauge("inbox_backlog", "Events that were begun and are not processed."):
         |it| Some((it.backlog.processing + it.backlog.failed) as f64),
-    gauge("inbox_oldest_backlog_age_seconds", Unit::Seconds,
+    Gauge("inbox_oldest_backlog_age_seconds",
         "Time since the oldest event that was begun and is not processed occurred, or 0."):
         |it| Some(it.backlog.oldest_seconds.unwrap_or(0.0)),
-    gauge("inbox_failed_attempts", Unit::Number,
-        "Events of the backlog with more than 3 attempts."):
+    Gauge("inbox_failed_attempts", "Events of the backlog with more than 3 attempts."):
         |it| Some(it.backlog.stubborn as f64),
-    dead_letter_count(): |it| by([("inbox", it.backlog.dead as f64)]),
-    dead_letter_oldest():
+    Gauge("dead_letter_count", ["source"], "Dead letters without a decision."):
+        |it| by([("inbox", it.backlog.dead as f64)]),
+    Gauge("dead_letter_oldest_age_seconds", ["source"],
+        "Age of the oldest dead letter without a decision, or 0."):
         |it| by([("inbox", it.backlog.oldest_dead_letter_seconds.unwrap_or(0.0))]),
-    gauge("jetstream_consumer_pending", Unit::Number,
-        "Events that the broker has not delivered yet."):
+    Gauge("jetstream_consumer_pending", "Events that the broker has not delivered yet."):
         |it| it.durable.map(|it| it.pending as f64),
-    gauge("jetstream_consumer_ack_pending", Unit::Number,
-        "Events delivered and not acknowledged."):
+    Gauge("jetstream_consumer_ack_pending", "Events delivered and not acknowledged."):
         |it| it.durable.map(|it| it.ack_pending as f64),
-    gauge("jetstream_consumer_redelivered", Unit::Number,
+    Gauge("jetstream_consumer_redelivered",
         "Events delivered more than once and not acknowledged."):
         |it| it.durable.map(|it| it.redelivered as f64),
-    gauge("jetstream_consumer_idle_seconds", Unit::Seconds,
+    Gauge("jetstream_consumer_idle_seconds",
         "Time since the broker last delivered an event or took an acknowledgement."):
-        |it| Some(Timestamp::now().duration_since(it.durable?.active_at).as_secs_f64().max(0.0)),
+        |it| {
+            let idle = it.durable.map(|it| Timestamp::now().duration_since(it.active_at));
+            idle.map(|it| it.as_secs_f64().max(0.0))
+        },
 ];
 
 pub(super) static RETENTION: &[Metric<Upkept>] = table![
-    retention_last_success(): |it| it.last_success_at.map(|at| at.as_microsecond() as f64 / 1e6),
-    retention_overdue(): |it| Some(one_if(it.failure.is_some())),
-    retention_deleted():
+    Gauge("retention_last_success_timestamp_seconds",
+        "When old rows were last deleted, by any process."):
+        |it| it.last_success_at.map(|at| at.as_microsecond() as f64 / 1e6),
+    Gauge("retention_overdue",
+        "1 while deleting old rows fails, or has not succeeded for three intervals."):
+        |it| Some(one_if(it.failure.is_some())),
+    Counter("retention_deleted", ["what"],
+        "Old rows that were deleted, by this relay or by any inbox."):
         |it| {
             by([
                 ("record", it.records_deleted),
@@ -106,8 +105,14 @@ pub(super) static RETENTION: &[Metric<Upkept>] = table![
 
 /// Of the process: how old its samples are.
 pub(super) static PROCESS: &[Metric<Duration>] = table![
-    sample_age(): |it| Some(it.as_secs_f64()),
-    build_info(): |_| this_build(),
-    spans_exported(): |_| otlp::exported(),
-    spans_dropped(): |_| otlp::dropped(),
+    Gauge("sample_age_seconds",
+        "Time since backlogs were last counted, or since the process started."):
+        |it| Some(it.as_secs_f64()),
+    Gauge("build_info", ["version"], "1 for the version that runs."):
+        |_| by([(env!("CARGO_PKG_VERSION"), 1.0)]),
+    Counter("otlp_spans_exported", "Spans that the collector accepted."):
+        |_| Some(otlp::exported()),
+    Counter("otlp_spans_dropped",
+        "Dropped spans: the collector was away, too slow, or refused them."):
+        |_| Some(otlp::dropped()),
 ];
