@@ -327,21 +327,12 @@ pub async fn ask_replay(
     Ok(ids)
 }
 
-/// The newest replays, of all shards.
+/// The newest replays, of all shards; of those that were asked for before `after`, a time and an id.
 ///
 /// # Errors
 ///
 /// If PostgreSQL cannot be reached, or the outbox is not set up.
-pub async fn replays(config: &Config, limit: u32) -> Result<Vec<ReplayEntry>, Error> {
-    replays_after(config, None, limit).await
-}
-
-/// As [`replays`], of those that were asked for before `after`, a time and an id.
-///
-/// # Errors
-///
-/// As [`replays`].
-pub async fn replays_after(
+pub async fn replays(
     config: &Config,
     after: Option<(Timestamp, Uuid)>,
     limit: u32,
@@ -384,15 +375,8 @@ pub async fn decide_replay(
     }
     let (entry, _) = replay(config, id, 0).await?;
     if !is_done {
-        let problem = format!(
-            "replay {id} is {}: it cannot be {}d",
-            entry.status,
-            match decision {
-                ReplayDecision::Pause => "pause",
-                ReplayDecision::Resume => "resume",
-                ReplayDecision::Cancel => "cancelle",
-            }
-        );
+        let (status, decision) = (&entry.status, decision.name());
+        let problem = format!("replay {id} is {status}: nothing there is to {decision}");
         return Err(Error::Conflict(problem));
     }
     Ok(entry)
