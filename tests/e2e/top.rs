@@ -129,14 +129,11 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
     terminal.wait("it shows a rate", is_busy).await;
     terminal
         .wait("it shows the slot and the consumer", async |it| {
-            env.insert(20).await; // percentiles are of the last seconds
             let has = |start: &str, text: &str| {
                 it.lines().any(|line| line.starts_with(start) && line.contains(text))
             };
             let all = [("relay", "active"), ("slot", "reserved"), ("dead", "0")];
-            all.iter().all(|(start, text)| has(start, text))
-                && has("billing", "paused") // nobody listens where its handler should be
-                && has("latency", "p99")
+            all.iter().all(|(start, text)| has(start, text)) && has("billing", "paused") // nobody listens where its handler should be
         })
         .await;
     eprintln!("{}", terminal.screen());

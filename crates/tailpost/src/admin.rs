@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use servers::{PoolLimits, PostgresTarget};
 
-use crate::errors::ListenError;
+use crate::errors::Refusal;
 use crate::output::Versioned;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -59,15 +59,16 @@ pub(crate) use metrics::inbox_sample::{Durable, Sample, Samples};
 pub(crate) use metrics::relay_metrics::Watched;
 use metrics::{Format, Metrics};
 pub(crate) use relay_endpoint::Relay;
+pub(crate) use replay_routes::ShownReplay;
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Requests that ask the servers at a time: the pipeline needs them too. Further ones wait.
+/// Requests that ask the servers at a time: the pipeline needs the servers too. Further ones wait.
 const TURNS: usize = 4;
-/// How long they wait.
+/// How long a request waits for its turn.
 const TURN_MAX: Duration = problem::WAIT_MAX;
-/// Connections to the database for what goes on when nobody waits for it: one for each operation on
-/// many dead letters, and two for a replay that is being asked for.
+/// Connections to the database for work that goes on after its request: one for each operation on
+/// many dead letters, and two to request a replay.
 const BACKGROUND_CONNECTIONS: usize = dead_letters::OPERATIONS_AT_ONCE + 2;
 /// How long the database may work on a statement of theirs.
 const BACKGROUND_STATEMENT_MAX: Duration = Duration::from_secs(50);
@@ -93,8 +94,9 @@ struct Retention {
 
 /// What can be seen of a running engine.
 pub(crate) trait Engine: Send + Sync + 'static {
-    /// Whether it does its job, and that as JSON with the reason if it does not. Anybody may ask:
-    /// what servers said, with names of hosts and users, is left out unless `details` are due.
+    /// Whether it does its job, and that as JSON with the reason if it does not. This needs no
+    /// token, so the JSON has no text of servers, which names hosts and users, unless `details` are
+    /// due.
     fn readiness(&self, details: bool) -> (bool, String);
     /// What a scraper is told.
     fn metrics(&self) -> &Metrics;
@@ -123,7 +125,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Who has to say who they are gets nothing before but `/livez` and `/readyz`.
+    /// Where a token is needed, a request without one gets only `/livez` and `/readyz`.
     pub(crate) fn new(engine: impl Engine, access: Access, shown: Shown) -> Self {
         let turns = Arc::new(Semaphore::new(TURNS));
         Self { engine: Arc::new(engine), shown, access: Arc::new(access), turns }
@@ -136,7 +138,7 @@ pub(crate) fn pooled(postgres: PostgresTarget, application_name: &'static str) -
     postgres.pooled(PoolLimits { application_name, connections: TURNS, wait: TURN_MAX, statement })
 }
 
-/// The same, for what goes on when nobody waits for it.
+/// The same, for work that goes on after its request.
 fn in_background(postgres: PostgresTarget) -> PostgresTarget {
     postgres.pooled(PoolLimits {
         application_name: "tailpost admin",
@@ -169,7 +171,7 @@ impl Server {
 /// # Errors
 ///
 /// Fails if the address is not ours.
-pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, ListenError> {
+pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, Refusal> {
     let bound = address.bind().await?;
     let stop = CancellationToken::new();
     let stopped = stop.clone();
@@ -196,7 +198,7 @@ struct Readiness {
     ready: bool,
 }
 
-/// What anybody may ask; what asks no server; and what takes turns to ask one.
+/// Routes that need no token; routes that ask no server; and routes that take turns to ask one.
 fn apis(admin: &Admin) -> [Api<Admin>; 3] {
     let live = Operation::get("/livez", "Says that the process answers")
         .open()
@@ -268,26 +270,15 @@ async fn readyz(
     (code, [(header::CONTENT_TYPE, JSON)], json).into_response()
 }
 
-async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Result<Response, ApiError> {
     admin.engine.look().await;
     let format = Format::accepted(&headers);
-    match admin.engine.metrics().encode(format) {
-        Ok(body) => ([(header::CONTENT_TYPE, format.content_type())], body).into_response(),
-        Err(error) => {
-            warn!(%error, "could not encode the metrics");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
+    let body = admin.engine.metrics().encode(format)?;
+    Ok(([(header::CONTENT_TYPE, format.content_type())], body).into_response())
 }
 
-async fn status(State(admin): State<Admin>) -> Response {
-    match admin.engine.status() {
-        Ok(json) => ([(header::CONTENT_TYPE, JSON)], json).into_response(),
-        Err(error) => {
-            warn!(%error, "could not encode the status");
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        }
-    }
+async fn status(State(admin): State<Admin>) -> Result<Response, ApiError> {
+    Ok(([(header::CONTENT_TYPE, JSON)], admin.engine.status()?).into_response())
 }
 
 #[cfg(test)]

@@ -8,9 +8,6 @@ mod inbox_args;
 #[cfg(feature = "lab")]
 mod lab_args;
 pub(crate) mod manual_args;
-// `demo` and `chaos` are on the pages, too.
-#[cfg(all(test, feature = "lab"))]
-mod pages;
 mod replay_args;
 mod rewind_args;
 mod top_args;
@@ -22,6 +19,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{LogFormat, Sources};
+use crate::removed::{Gone, instead};
 use crate::telemetry::Verbosity;
 
 pub(crate) use console_args::ConsoleArgs;
@@ -30,7 +28,7 @@ pub(crate) use event_args::{ExplainArgs, WaitArgs};
 pub(crate) use inbox_args::*;
 #[cfg(feature = "lab")]
 pub(crate) use lab_args::{ChaosArgs, DemoArgs};
-pub(crate) use replay_args::{ReplayArgs, ReplaysCommand, ReplaysDecideArgs};
+pub(crate) use replay_args::{ReplayArgs, ReplaysCommand, ReplaysDecideArgs, SourceArg};
 pub(crate) use rewind_args::RewindArgs;
 pub(crate) use top_args::TopArgs;
 pub(crate) use verify_args::VerifyArgs;
@@ -85,11 +83,6 @@ pub(crate) struct Global {
 impl Cli {
     /// Reads the command line. Ends the process with code 2 if it cannot be understood.
     pub(crate) fn read() -> Self {
-        let arguments = std::env::args_os().filter_map(|it| it.into_string().ok());
-        let arguments: Vec<String> = arguments.collect();
-        if let Some(gone) = crate::removed::flag(&arguments) {
-            gone.with_cmd(&Self::command()).exit();
-        }
         let cli = Self::parse();
         if let Err((kind, problem)) = cli.check() {
             Self::command().error(kind, problem).exit();
@@ -182,7 +175,7 @@ pub(crate) enum Command {
     Relay(RelayArgs),
     /// Show position, backlog, slot, stream, and dead letters
     Status(JsonArgs),
-    /// Watch a relay and an inbox: rate, lag, latency, window, breaker, slot, dead letters, consumers
+    /// Watch a relay and an inbox: do events move, how far behind are they, what is stuck
     ///
     /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
     /// with admin.token. docs/operations.md#top says what is shown.
@@ -264,6 +257,19 @@ pub(crate) enum Command {
     Chaos(ChaosArgs),
 }
 
+impl Command {
+    /// Whether it shows or decides something, so that connecting to a server is no news.
+    pub(crate) fn only_shows(&self) -> bool {
+        use Command as C;
+        match self {
+            C::Inbox(args) => !matches!(args.command, InboxCommand::Run(_)),
+            C::Status(_) | C::Top(_) | C::Doctor(_) | C::Wait(_) | C::Explain(_) => true,
+            C::Verify(_) | C::Replay(_) | C::Replays(_) | C::Outbox(_) => true,
+            _ => false,
+        }
+    }
+}
+
 /// Arguments of `setup`.
 #[derive(Debug, Args)]
 pub(crate) struct SetupArgs {
@@ -277,6 +283,9 @@ pub(crate) struct SetupArgs {
     /// goes on where it was interrupted.
     #[arg(long)]
     pub(crate) partitioned: bool,
+    #[arg(long = "layout", value_name = "VALUE", hide = true,
+          value_parser = instead("leave it out; the table is made for relay.mark"))]
+    _layout: Option<Gone>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -363,68 +372,4 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    /// The commands between backticks of a text, as far as they are written out.
-    fn commands(text: &str) -> Vec<Vec<String>> {
-        // A text of several lines.
-        let text = text.replace("\\\n", " ");
-        let said = text.split("`tailpost ").skip(1).filter_map(|it| it.split_once('`'));
-        let word = |it: &&str| !it.contains(['…', '\'', '|', '>']);
-        let words = |(said, _): (&str, &str)| {
-            let words = said.split_whitespace().take_while(word).map(str::to_owned);
-            std::iter::once("tailpost".to_owned()).chain(words).collect::<Vec<_>>()
-        };
-        said.map(words)
-            .filter(|it| !it.iter().any(|word| word == "{}" || word == "{queue}"))
-            .collect()
-    }
-
-    /// What a hint, an error or an alert says to run is there, with these flags.
-    #[test]
-    fn each_command_that_is_named_exists() {
-        use clap::error::ErrorKind::{InvalidSubcommand, UnknownArgument};
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut folders = vec![root.join("crates"), root.join("docker")];
-        let mut found = 0;
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(&folder).expect("a folder").flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    folders.push(path);
-                    continue;
-                }
-                let Ok(text) = std::fs::read_to_string(&path) else { continue };
-                for command in commands(&text) {
-                    found += 1;
-                    let kind = Cli::try_parse_from(&command).err().map(|it| it.kind());
-                    let is_known = !matches!(kind, Some(InvalidSubcommand | UnknownArgument));
-                    assert!(is_known, "{}: {command:?}: {kind:?}", path.display());
-                }
-            }
-        }
-        assert!(found > 100, "{found}");
-    }
-
-    #[test]
-    fn global_flags_may_follow_the_command() {
-        let cli =
-            Cli::parse_from(["tailpost", "status", "--json", "--nats-url", "nats://n1", "-v"]);
-        assert_eq!(cli.global.sources().nats_url.as_deref(), Some("nats://n1"));
-        assert_eq!(cli.global.verbosity(), Verbosity::Verbose);
-        assert!(matches!(cli.command, Command::Status(JsonArgs { json: true })));
-    }
-
-    #[test]
-    fn debug_output_shows_no_url() {
-        let cli =
-            Cli::parse_from(["tailpost", "--database-url", "postgres://a:s3cret@b", "status"]);
-        assert!(!format!("{cli:?}").contains("s3cret"));
-    }
-}
+mod tests;

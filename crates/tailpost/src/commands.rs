@@ -17,6 +17,7 @@ mod replay;
 mod replays;
 mod setup;
 mod setup_report;
+mod sides;
 mod slot;
 mod status;
 mod top;

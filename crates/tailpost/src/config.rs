@@ -29,13 +29,14 @@ use servers::{NatsAccess, NatsTarget, PostgresTarget, PostgresTls, SecretSource}
 
 use self::sections::PostgresSettings;
 
-pub(crate) use admin_settings::{AdminSettings, ProxySettings, Role, TokenFile};
+pub(crate) use admin_settings::{AdminSettings, Header, Role};
 pub(crate) use error::{Error, Origin};
 #[cfg(test)]
 pub(crate) use forms::{BearerToken, Count};
 pub(crate) use forms::{OrOff, parse_duration};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
+pub(crate) use reference::variable;
 pub(crate) use sections::LogFormat;
 pub(crate) use shown::Setting;
 pub(crate) use telemetry_settings::TelemetrySettings;
@@ -121,7 +122,12 @@ impl Settings {
 
     /// The database.
     pub(crate) fn postgres_target(&self) -> Result<PostgresTarget, Error> {
-        let url = self.postgres.url.as_deref().ok_or_else(Error::no_database)?;
+        let none = || {
+            let hint = "give --database-url postgres://user@host/dbname, set DATABASE_URL, or set \
+                        postgres.url in tailpost.toml";
+            Error::about(None, "no database is configured").with_hint(Some(hint.into()))
+        };
+        let url = self.postgres.url.as_deref().ok_or_else(none)?;
         let PostgresSettings { sslmode, sslrootcert, sslcert, sslkey, .. } = self.postgres.clone();
         let sslmode = sslmode.map(|it| it.0);
         let target =
@@ -263,7 +269,7 @@ impl Settings {
             _ => None,
         };
         let origin = origin.or_else(|| self.given.origin(fallback));
-        Error::refused(origin, source)
+        Error::about(origin, source.to_string()).with_hint(source.hint())
     }
 
     fn check_admin(&self) -> Result<(), Error> {

@@ -1,16 +1,14 @@
 //! The `tailpost` binary: reads the command line and the configuration, and runs one command.
 
 mod admin;
-mod bulk;
 mod check_names;
 mod cli;
 mod commands;
 mod config;
 mod errors;
-mod exit;
+mod letters;
 mod otlp;
 mod output;
-mod refusal;
 mod removed;
 mod shutdown;
 mod story;
@@ -29,8 +27,8 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            exit::report(&error);
-            exit::code(&error)
+            errors::report(&error);
+            errors::code(&error)
         }
     }
 }
@@ -48,18 +46,7 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         cli::Command::Completions(_) | cli::Command::Man(_) => {
             (config::Settings::default(), cli.global.verbosity())
         }
-        cli::Command::Status(_)
-        | cli::Command::Top(_)
-        | cli::Command::Doctor(_)
-        | cli::Command::Wait(_)
-        | cli::Command::Explain(_)
-        | cli::Command::Verify(_)
-        | cli::Command::Replay(_)
-        | cli::Command::Replays(_)
-        | cli::Command::Outbox(_) => (load()?, cli.global.verbosity().of_status()),
-        cli::Command::Inbox(ref args) if !matches!(args.command, cli::InboxCommand::Run(_)) => {
-            (load()?, cli.global.verbosity().of_status())
-        }
+        ref command if command.only_shows() => (load()?, cli.global.verbosity().of_status()),
         _ => (load()?, cli.global.verbosity()),
     };
     telemetry::init(settings.log.format.0, verbosity)?;

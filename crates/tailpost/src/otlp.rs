@@ -4,8 +4,8 @@
 //!   relay, inbox ──▶ queue ──▶ a thread of its own ──▶ POST /v1/traces
 //! ```
 //!
-//! Nobody waits for a collector: what does not fit into the queue, or what a collector does not take,
-//! is dropped and counted.
+//! No event waits for a collector. Spans that do not fit into the queue, or that the collector does
+//! not take, are dropped and counted.
 
 #[cfg(feature = "otlp")]
 mod exporter;
@@ -56,27 +56,22 @@ impl Traces {
     /// # Errors
     ///
     /// If there is no way to export as it is configured.
-    #[cfg(feature = "otlp")]
     pub(crate) fn start(settings: &Settings) -> Result<Self> {
         warn_of_unusable(settings);
         let Some(endpoint) = &settings.telemetry.otlp_endpoint else { return Ok(Self::default()) };
-        let exporter = exporter::Exporter::start(&endpoint.0, settings)?;
-        Ok(Self { exporter: Some(exporter) })
-    }
-
-    #[cfg(not(feature = "otlp"))]
-    pub(crate) fn start(settings: &Settings) -> Result<Self> {
-        warn_of_unusable(settings);
-        if settings.telemetry.otlp_endpoint.is_some() {
-            tracing::warn!(
-                hint = "build it with the feature `otlp`, or remove the setting",
-                "telemetry.otlp_endpoint does nothing: this binary is built without OTLP"
-            );
-        }
+        #[cfg(feature = "otlp")]
+        return Ok(Self { exporter: Some(exporter::Exporter::start(&endpoint.0, settings)?) });
+        #[cfg(not(feature = "otlp"))]
+        tracing::warn!(
+            endpoint = endpoint.0,
+            hint = "build it with the feature `otlp`, or remove the setting",
+            "telemetry.otlp_endpoint does nothing: this binary is built without OTLP"
+        );
+        #[cfg(not(feature = "otlp"))]
         Ok(Self::default())
     }
 
-    /// Who takes spans; nobody, if they go nowhere.
+    /// Where spans go, if a collector is configured.
     pub(crate) fn sink(&self) -> Option<SpanSink> {
         #[cfg(feature = "otlp")]
         return self.exporter.as_ref().map(exporter::Exporter::sink);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
 /// Version of the JSON that commands print. Raised when a field changes or goes, not when one is
 /// added.
@@ -120,11 +121,27 @@ impl Lines {
         self.text += &format!("{label:<width$} {}\n", one_line(&value));
     }
 
+    /// Each field of an object that has a value, under its name in JSON; without its id.
+    pub(crate) fn add_fields(&mut self, data: &impl Serialize) -> anyhow::Result<()> {
+        let data = serde_json::to_value(data).context("could not write JSON")?;
+        for (name, value) in data.as_object().into_iter().flatten() {
+            if !matches!(value, Value::Null | Value::Bool(false)) && name != "id" {
+                self.add(&name.replace('_', " "), bare(value));
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn add_some(&mut self, label: &str, value: Option<&(impl Display + ?Sized)>) {
         if let Some(value) = value {
             self.add(label, value);
         }
     }
+}
+
+/// A text without quotes, and anything else as JSON.
+pub(crate) fn bare(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// A value behind these words, if there is one.

@@ -1,100 +1,53 @@
 //! What earlier versions took: settings, values and flags, each with what takes its place.
 
-use clap::builder::StyledStr;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use crate::config::variable;
 
-/// A setting that is gone, or a value of one that stays.
-struct RemovedKey {
-    path: &'static str,
-    value: Option<&'static str>,
-    instead: &'static str,
-}
-
-const KEYS: [RemovedKey; 4] = [
-    RemovedKey {
-        path: "relay.dedup",
-        value: None,
-        instead: "leave it out; messages have no Nats-Msg-Id with relay.mark = \"lean\"",
-    },
-    RemovedKey {
-        path: "relay.mark",
-        value: Some("watermark"),
-        instead: "relay.mark = \"lean\" writes no mark either, and sends no Nats-Msg-Id",
-    },
-    RemovedKey {
-        path: "relay.on_wal_limit",
-        value: None,
-        instead: "leave it out; PostgreSQL's max_slot_wal_keep_size bounds what a slot keeps, and \
-                  the relay makes a lost slot anew and takes the gap from the table",
-    },
-    RemovedKey {
-        path: "inbox.layout",
-        value: None,
-        instead: "leave it out; the inbox's tables are always partitioned",
-    },
-];
-
-/// A flag that is gone.
-struct RemovedFlag {
-    /// The words of the command.
-    command: &'static [&'static str],
-    flag: &'static str,
-    instead: &'static str,
-}
-
-const FLAGS: [RemovedFlag; 3] = [
-    RemovedFlag {
-        command: &["setup"],
-        flag: "--layout",
-        instead: "leave it out; the table is made for relay.mark: \"row\", \"delete\" or \"lean\"",
-    },
-    RemovedFlag {
-        command: &["replay"],
-        flag: "--to-stream",
-        instead: "let a stream of its own source or mirror this one, with a subject transform; \
-                  --to-subject-prefix stays",
-    },
-    RemovedFlag {
-        command: &["demo"],
-        flag: "--keep",
-        instead: "leave it out; docker/compose.yaml has servers that stay",
-    },
+/// The path of a setting, the value that is gone if it is not the setting itself, and what takes its
+/// place.
+const SETTINGS: [(&str, Option<&str>, &str); 4] = [
+    ("relay.dedup", None, "leave it out; messages have no Nats-Msg-Id with relay.mark = \"lean\""),
+    (
+        "relay.mark",
+        Some("watermark"),
+        "relay.mark = \"lean\" writes no mark either, and sends no Nats-Msg-Id",
+    ),
+    (
+        "relay.on_wal_limit",
+        None,
+        "leave it out; PostgreSQL's max_slot_wal_keep_size bounds what a slot keeps, and the relay \
+         makes a lost slot anew and takes the gap from the table",
+    ),
+    ("inbox.layout", None, "leave it out; the inbox's tables are always partitioned"),
 ];
 
 /// What takes the place of a setting, or of this value of it, if it is gone.
 pub(crate) fn instead_of(path: &str, value: Option<&str>) -> Option<&'static str> {
-    let is_gone = |it: &&RemovedKey| it.path == path && (it.value.is_none() || it.value == value);
-    KEYS.iter().find(is_gone).map(|it| it.instead)
+    let is_gone = |(gone, which, _): &&(&str, Option<&str>, _)| {
+        *gone == path && (which.is_none() || *which == value)
+    };
+    SETTINGS.iter().find(is_gone).map(|it| it.2)
 }
 
 /// The path of a setting that is gone, if the environment variable is its.
 pub(crate) fn path_of_variable(name: &str) -> Option<&'static str> {
-    let variable = |path: &str| format!("TAILPOST_{}", path.replace('.', "__").to_uppercase());
-    KEYS.iter().map(|it| it.path).find(|path| variable(path) == name)
+    SETTINGS.iter().map(|it| it.0).find(|path| variable(path) == name)
 }
 
-/// The error for the first flag of the command line that is gone. Looked for before the command line
-/// is parsed: clap knows no better than to name a flag that is spelled like it.
-pub(crate) fn flag(arguments: &[String]) -> Option<clap::Error> {
-    let arguments = arguments.split(|it| it == "--").next().unwrap_or_default();
-    let is_given = |flag: &str| {
-        arguments
-            .iter()
-            .any(|it| it == flag || it.strip_prefix(flag).is_some_and(|it| it.starts_with('=')))
-    };
-    let is_called =
-        |command: &[&str]| command.iter().all(|word| arguments.iter().any(|it| it == word));
-    let gone = FLAGS.iter().find(|it| is_called(it.command) && is_given(it.flag))?;
-    let mut error = clap::Error::new(ErrorKind::UnknownArgument);
-    error.insert(ContextKind::InvalidArg, ContextValue::String(gone.flag.to_owned()));
-    let hint = StyledStr::from(gone.instead);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint]));
-    Some(error)
+/// The value of a flag that is gone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Gone {}
+
+/// Parses the flag to an error that says what takes its place.
+pub(crate) fn instead(words: &'static str) -> impl Fn(&str) -> Result<Gone, &'static str> + Clone {
+    move |_: &str| Err(words)
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::cli::Cli;
     use crate::config::tests::refusal;
 
     #[test]
@@ -121,8 +74,8 @@ mod tests {
             );
             assert!(told.contains(hint), "{variable}: {told}");
         }
-        for key in &KEYS {
-            assert!(instead_of(key.path, key.value).is_some(), "{}", key.path);
+        for (path, value, _) in SETTINGS {
+            assert!(instead_of(path, value).is_some(), "{path}");
         }
         for (line, hint) in [
             ("tailpost setup --layout fast", "relay.mark"),
@@ -131,14 +84,10 @@ mod tests {
             ("tailpost replay --all --to-stream=X", "subject transform"),
             ("tailpost demo --for 5s --keep", "compose"),
         ] {
-            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            let error = flag(&arguments).expect(line);
+            let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");
             assert!(error.to_string().contains(hint), "{line}: {error}");
         }
-        for line in ["tailpost setup", "tailpost status --layout", "tailpost setup -- --layout"] {
-            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            assert!(flag(&arguments).is_none(), "{line}");
-        }
+        assert!(Cli::try_parse_from(["tailpost", "setup"]).is_ok());
     }
 }

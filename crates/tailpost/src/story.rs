@@ -12,7 +12,7 @@ use serde::Serialize;
 use servers::PostgresTarget;
 use uuid::Uuid;
 
-use crate::refusal::Refusal;
+use crate::errors::Refusal;
 
 /// An event, and what each consumer did with it.
 #[derive(Serialize, JsonSchema)]
@@ -24,13 +24,13 @@ pub(crate) struct Story {
 
 /// # Errors
 ///
-/// If the database cannot be asked, or nobody knows the event.
+/// If the database cannot be asked, or the event is unknown.
 pub(crate) async fn of(config: &Config, table: &Table, id: Uuid) -> anyhow::Result<Story> {
     let (consumers, trouble) = match consumers(&config.postgres, table, id).await {
         Ok(consumers) => (consumers, None),
         // Who has no inbox needs no tables for one.
         Err(inbox::Error::Tables { .. }) => (BTreeMap::new(), None),
-        Err(error) => (BTreeMap::new(), Some(crate::exit::chain(&error.into()))),
+        Err(error) => (BTreeMap::new(), Some(crate::errors::chain(&error.into()))),
     };
     let place = consumers.values().find_map(place);
     let mut published = operate::explain::explain(config, id, place).await?;

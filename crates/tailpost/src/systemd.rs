@@ -15,27 +15,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How many pings there are in the time after which one would be missed.
 const PINGS: u32 = 4;
 
-/// Whether news of an engine are signs of life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Watchdog {
-    /// An engine that lives has news all the time.
-    ByNews,
-    /// It may be silent for long: whoever waits for pings would kill it.
-    Unused,
-}
-
-/// Tells a service manager, if there is one, what becomes of these engines; `up` says whether one is
-/// ready, and a word for what it does. Ends when the engines are to stop.
+/// Tells a service manager, if there is one, what becomes of these engines; `up` says whether one
+/// is ready, and a word for what it does. An engine that lives has news within `deadline`, if there
+/// is one. Ends when the engines are to stop.
 pub(crate) async fn tell<S>(
     mut statuses: Vec<watch::Receiver<S>>,
     up: fn(&S) -> (bool, &'static str),
-    watchdog: Watchdog,
+    deadline: Option<Duration>,
     stop: CancellationToken,
 ) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
-    let deadline = sd_notify::watchdog_enabled().filter(|_| watchdog == Watchdog::ByNews);
     let mut pings = Pings::new(deadline);
     let mut told = (false, String::new());
     let mut look = tokio::time::interval(LOOK_EVERY);

@@ -1,9 +1,8 @@
-//! Who asks, and what they may do.
+//! Who sends a request, and what the sender may do.
 //!
-//! Without tokens and without a trusted proxy everybody who reaches the port may do everything:
-//! then only this machine reaches it. Otherwise somebody shows a token, or comes from a proxy that
-//! says who they are. A proxy's headers count only from its address; from elsewhere they are
-//! ignored.
+//! Without tokens and without a trusted proxy every request may do everything: then the server
+//! listens on this machine only. Otherwise a request needs a token, or comes from a proxy that
+//! names its user. A proxy's headers count only from its address; from elsewhere they are ignored.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,8 +15,8 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use tracing::{info, warn};
 
 use super::problem::ApiError;
-use crate::config::{AdminSettings, ProxySettings, Role, TokenFile};
-use crate::errors::TokenError;
+use crate::config::{AdminSettings, Header, Role};
+use crate::errors::{Kind, Refusal};
 
 /// How often the files are read again.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -26,15 +25,11 @@ const TOKEN_BYTES_MAX: usize = 4096;
 /// No name in the audit is longer.
 const USER_CHARS_MAX: usize = 200;
 
-/// Whom the server lets in.
+/// Which requests the server admits.
 pub(crate) struct Access {
-    /// `admin.token`.
-    token: Option<String>,
-    files: Vec<TokenFile>,
-    /// What is in them, in their order; nothing for one that cannot be read.
+    settings: AdminSettings,
+    /// What is in the files of `admin.tokens`, in their order; `None` for one that cannot be read.
     secrets: RwLock<Vec<Option<String>>>,
-    proxy: ProxySettings,
-    is_closed: bool,
 }
 
 /// Who asks.
@@ -52,46 +47,42 @@ impl Access {
     ///
     /// # Errors
     ///
-    /// If a file has none: nobody could come in by it.
-    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, TokenError> {
+    /// If a file has no token.
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, Refusal> {
         let secrets = settings.tokens.iter().map(|it| read(&it.file).map(Some));
-        Ok(Self {
-            token: settings.token.clone().map(|it| it.0),
-            files: settings.tokens.clone(),
-            secrets: RwLock::new(secrets.collect::<Result<_, _>>()?),
-            proxy: settings.proxy(),
-            is_closed: settings.is_closed(),
-        })
+        let secrets = RwLock::new(secrets.collect::<Result<_, _>>()?);
+        Ok(Self { settings: settings.clone(), secrets })
     }
 
-    /// Whether somebody has to say who they are.
+    /// Whether a request needs a token or a trusted proxy.
     pub(super) fn is_closed(&self) -> bool {
-        self.is_closed
+        self.settings.is_closed()
     }
 
-    /// Reads the files again and again. A token that is gone from its file lets nobody in any more.
+    /// Reads the files again and again, on a thread on which a file system may hang. A token that was
+    /// removed from its file admits no request any more.
     pub(super) async fn keep_reading(&self) {
-        if self.files.is_empty() {
+        if self.settings.tokens.is_empty() {
             return std::future::pending().await;
         }
         loop {
             tokio::time::sleep(READ_EVERY).await;
-            let files = self.files.clone();
+            let files = self.settings.tokens.clone();
             let read = move || files.iter().map(|it| read(&it.file)).collect::<Vec<_>>();
             let Ok(found) = tokio::task::spawn_blocking(read).await else { continue };
             let mut secrets = self.secrets.write().unwrap_or_else(PoisonError::into_inner);
-            for ((secret, found), file) in secrets.iter_mut().zip(found).zip(&self.files) {
-                let path = file.file.display();
+            for ((secret, found), it) in secrets.iter_mut().zip(found).zip(&self.settings.tokens) {
                 match found {
                     Ok(found) if secret.as_ref() != Some(&found) => {
-                        info!(file = %path, role = file.role.name(), "the token has changed");
+                        let (file, role) = (it.file.display(), it.role.name());
+                        info!(%file, role, "the token has changed");
                         *secret = Some(found);
                     }
                     Ok(_) => {}
                     Err(error) => {
                         if secret.take().is_some() {
-                            let error = crate::exit::chain(&error.into());
-                            warn!(error, "nobody comes in by the token of this file now");
+                            let error = crate::errors::chain(&error.into());
+                            warn!(error, "this file of admin.tokens admits no request now");
                         }
                     }
                 }
@@ -99,26 +90,29 @@ impl Access {
         }
     }
 
-    /// Who sent these headers from there; nobody if they do not prove it.
+    /// The caller, if the headers prove one.
     pub(super) fn caller(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Option<Caller> {
-        if !self.is_closed {
+        if !self.is_closed() {
             return Some(Caller { role: Role::Admin, user: None, token: None });
         }
-        let is_trusted = peer.is_some_and(|it| self.proxy.trusted.iter().any(|net| net.has(it)));
+        let is_trusted =
+            peer.is_some_and(|it| self.settings.trusted_proxy.iter().any(|net| net.has(it)));
         let user = if is_trusted { self.user(headers) } else { None };
         if let Some((role, token)) = self.by_token(headers) {
             return Some(Caller { role, user, token });
         }
-        let role = match &self.proxy.role_header {
-            // One that is doubled or blank names no role: somebody may have added his own.
-            Some(name) if headers.contains_key(name) => only(headers, name)?.parse().ok()?,
-            _ => self.proxy.role,
+        let role = match &self.settings.proxy_role_header {
+            // A header that is doubled or blank names no role: the client may have added one.
+            Some(Header(name)) if headers.contains_key(name) => {
+                only(headers, name)?.parse().ok()?
+            }
+            _ => self.settings.proxy_role.0,
         };
         Some(Caller { role, user: Some(user?), token: None })
     }
 
     fn user(&self, headers: &HeaderMap) -> Option<String> {
-        let user = only(headers, &self.proxy.user_header)?;
+        let user = only(headers, &self.settings.proxy_user_header.0)?;
         Some(user.chars().take(USER_CHARS_MAX).collect())
     }
 
@@ -131,12 +125,11 @@ impl Access {
             return None;
         }
         let secrets = self.secrets.read().unwrap_or_else(PoisonError::into_inner);
-        let of_files = self.files.iter().zip(secrets.iter());
-        let of_files =
-            of_files.map(|(file, secret)| (file.role, name(&file.file), secret.as_deref()));
-        let own = [(Role::Admin, None, self.token.as_deref())];
-        // All of them are looked at, whichever it is.
-        own.into_iter()
+        let of_files = self.settings.tokens.iter().zip(secrets.iter());
+        let of_files = of_files.map(|(it, secret)| (it.role, name(&it.file), secret.as_deref()));
+        let own = self.settings.token.as_ref().map(|it| it.0.as_str());
+        // All of them are compared, whichever it is.
+        std::iter::once((Role::Admin, None, own))
             .chain(of_files)
             .filter(|(.., secret)| secret.is_some_and(|it| is_same(given, it)))
             .map(|(role, name, _)| (role, name))
@@ -161,10 +154,13 @@ fn name(file: &Path) -> Option<String> {
     file.file_stem().map(|it| it.to_string_lossy().into_owned())
 }
 
-fn read(file: &Path) -> Result<String, TokenError> {
+fn read(file: &Path) -> Result<String, Refusal> {
     use std::io::Read;
-    let path = || file.to_owned();
-    let unreadable = |source| TokenError::Unreadable { file: path(), source };
+    let path = file.display();
+    let unreadable = |source: std::io::Error| {
+        let problem = format!("could not read the token in {path}");
+        Refusal::new(Kind::BadConfiguration, problem).because(source)
+    };
     let mut text = String::new();
     let opened = std::fs::File::open(file).map_err(unreadable)?;
     let most = TOKEN_BYTES_MAX as u64 + 1;
@@ -172,7 +168,8 @@ fn read(file: &Path) -> Result<String, TokenError> {
     let token = text.trim();
     let is_fit = |it: &str| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_graphic());
     if text.len() > TOKEN_BYTES_MAX || !is_fit(token) {
-        return Err(TokenError::Unfit { file: path() });
+        let problem = format!("{path} has no token: one line of visible ASCII characters");
+        return Err(Refusal::new(Kind::BadConfiguration, problem));
     }
     Ok(token.to_owned())
 }

@@ -1,15 +1,18 @@
 //! What the APIs for both queues of dead letters have in common.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use operate::dead_letters::{Action, Actor, Filter, Reason};
+use operate::dead_letters::{Action, Actor, Aggregate, Filter, Reason};
 use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::access::Caller;
@@ -58,32 +61,26 @@ impl Change {
 }
 
 /// What a listing asks for, in the query.
-#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
     /// As TYPE:ID
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
-    pub(crate) aggregate: Option<String>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>", extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
+    pub(crate) aggregate: Option<Aggregate>,
     /// The event's type
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type")]
     pub(crate) event_type: Option<String>,
     /// In the reason, in any case
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     /// Dead since then or later
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<Timestamp>")]
-    pub(crate) since: Option<String>,
+    pub(crate) since: Option<Timestamp>,
     /// Dead letters of a page
-    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = LIMIT_MAX), extend("default" = LIMIT))]
     pub(crate) limit: Option<u32>,
     /// `next` of the page before
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cursor: Option<String>,
     /// Only of this consumer
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) consumer: Option<String>,
 }
 
@@ -91,10 +88,18 @@ impl ListQuery {
     /// The filter and the limit.
     pub(super) fn read(self) -> Result<(Filter, u32), ApiError> {
         let Self { aggregate, event_type, reason, since, limit: most, .. } = self;
-        let aggregate = aggregate.map(|it| it.parse()).transpose().map_err(ApiError::bad)?;
-        let since = time("since", since)?;
         Ok((Filter { aggregate, event_type, reason, since }, limit(most)?))
     }
+}
+
+/// What is given as text.
+pub(super) fn parsed<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|it| it.parse()).transpose().map_err(D::Error::custom)
 }
 
 /// How many a page has.
@@ -104,12 +109,6 @@ pub(super) fn limit(asked: Option<u32>) -> Result<u32, ApiError> {
         return Err(ApiError::bad(format!("`limit` is at most {LIMIT_MAX}")));
     }
     Ok(limit)
-}
-
-/// A time of a query.
-pub(super) fn time(name: &str, asked: Option<String>) -> Result<Option<Timestamp>, ApiError> {
-    let time = asked.map(|it| it.parse()).transpose();
-    time.map_err(|error: jiff::Error| ApiError::bad(format!("`{name}`: {error}")))
 }
 
 /// What a request for one asks for, in the query.
@@ -143,14 +142,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         if !is_of_objects(&body) {
             return Err(wrong("the body and what is in it are JSON objects, not lists".into()));
         }
-        serde_json::from_value(body).map(Self).map_err(|error| wrong(error.to_string()))
+        let read = serde_path_to_error::deserialize(body);
+        read.map(Self).map_err(|error| wrong(error.to_string()))
     }
 }
 
 /// The only list that a request has.
 const LIST: &str = "events";
 
-/// A struct would also be taken from a list of its fields, which nobody means.
+/// serde would also read a struct from a list of its fields.
 fn is_of_objects(value: &Value) -> bool {
     let is_fit = |(name, value): (&String, &Value)| match value {
         Value::Object(_) => is_of_objects(value),

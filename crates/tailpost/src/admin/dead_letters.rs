@@ -27,7 +27,7 @@ use super::api::{Asked, Body, Change, FinalChange, ListQuery, Named, OVERVIEW, S
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
-use crate::bulk;
+use crate::letters;
 use crate::output::Versioned;
 
 /// Operations that are remembered; the oldest that has ended goes first.
@@ -45,7 +45,7 @@ const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct AppState {
     /// With a pool for requests.
     config: Arc<Config>,
-    /// With a pool for operations, for which nobody waits.
+    /// With a pool for operations, which go on after their request.
     background: Arc<Config>,
     operations: Arc<Mutex<Operations>>,
     turns: Arc<Semaphore>,
@@ -244,7 +244,7 @@ async fn start(
     }
     let change = Change { by: request.by.take(), why: request.why.take() };
     let actor = change.actor(request.action, &caller)?;
-    // Who asks is told that the database is away. No request waits for the rest.
+    // The request fails if the database is unreachable. It does not wait for the rest.
     drop(state.open().await?);
     let (sender, progress) = watch::channel(Progress::default());
     let stop = CancellationToken::new();
@@ -254,10 +254,10 @@ async fn start(
         let worked = async {
             let _turn = state.turns.acquire().await?;
             let dead_letters = DeadLetters::connect(&state.background).await?;
-            bulk::work_through(&dead_letters, &request, &actor, &sender, &stop).await
+            letters::work_through(&dead_letters, &request, &actor, &sender, &stop).await
         };
         if let Err(error) = worked.await {
-            let error = crate::exit::chain(&error);
+            let error = crate::errors::chain(&error);
             warn!(operation, error, "could not go on working through dead letters");
             sender.send_modify(|it| (it.ended, it.last_refusal) = (true, Some(error)));
         }

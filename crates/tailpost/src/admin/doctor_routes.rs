@@ -5,18 +5,19 @@
 //! run at a time, and requests that come meanwhile are told what it finds.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
 use jiff::Timestamp;
 use operate::checks::{Check, Scope, summary};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::api::{Asked, json};
@@ -41,9 +42,8 @@ pub(super) struct Doctor {
     last: Arc<Mutex<Option<Run>>>,
 }
 
-/// What a run found, or why it found nothing; nothing yet while it is under way. And when
-/// it ended.
-type Run = watch::Receiver<Option<(Instant, Result<Arc<Findings>, String>)>>;
+/// What a run finds, or why it finds nothing, and when it ended.
+type Run = Shared<BoxFuture<'static, (Instant, Result<Arc<Findings>, String>)>>;
 
 struct Findings {
     began_at: Timestamp,
@@ -66,31 +66,27 @@ impl Doctor {
     /// The run under way, one that has just ended, or a new one.
     fn run(&self) -> Run {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(run) = last.as_ref().filter(|it| is_current(it)) {
+        let is_current = |it: &&Run| it.peek().is_none_or(|(ended, _)| ended.elapsed() < AGE_MAX);
+        if let Some(run) = last.as_ref().filter(is_current) {
             return run.clone();
         }
-        let (sender, run) = watch::channel(None);
-        let looking = (self.look)();
-        tokio::spawn(async move {
+        let looking = AssertUnwindSafe((self.look)()).catch_unwind();
+        let run = async move {
             let (began_at, began) = (Timestamp::now(), Instant::now());
             let found = match timeout(RUN_MAX, looking).await {
-                Ok(Ok(checks)) => {
+                Ok(Ok(Ok(checks))) => {
                     Ok(Arc::new(Findings { began_at, took: began.elapsed(), checks }))
                 }
-                Ok(Err(error)) => Err(crate::exit::chain(&error)),
+                Ok(Ok(Err(error))) => Err(crate::errors::chain(&error)),
+                Ok(Err(_)) => Err("the checks failed: see the log".to_owned()),
                 Err(_) => Err(format!("the checks did not end within {RUN_MAX:?}")),
             };
-            sender.send_replace(Some((Instant::now(), found)));
-        });
+            (Instant::now(), found)
+        };
+        let run = run.boxed().shared();
+        // It goes on if the request that began it ends.
+        tokio::spawn(run.clone());
         last.insert(run).clone()
-    }
-}
-
-fn is_current(run: &Run) -> bool {
-    match &*run.borrow() {
-        Some((ended, _)) => ended.elapsed() < AGE_MAX,
-        // Without a sender it has panicked.
-        None => run.has_changed().is_ok(),
     }
 }
 
@@ -129,22 +125,13 @@ async fn show(
     Asked(query): Asked<DoctorQuery>,
 ) -> Result<Response, ApiError> {
     let scope = query.scope()?;
-    let mut run = doctor.run();
     let unavailable = |detail: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-    let found = match timeout(ANSWER_MAX, run.wait_for(Option::is_some)).await {
-        Ok(Ok(found)) => found.clone(),
-        Ok(Err(_)) => None,
-        Err(_) => {
-            let hint = "a server answers slowly or not at all; ask again, the checks go on";
-            let late = unavailable(format!("the checks have not ended within {ANSWER_MAX:?}"));
-            return Err(late.with_hint(hint));
-        }
+    let Ok((_, found)) = timeout(ANSWER_MAX, doctor.run()).await else {
+        let hint = "a server answers slowly or not at all; ask again, the checks go on";
+        let late = unavailable(format!("the checks have not ended within {ANSWER_MAX:?}"));
+        return Err(late.with_hint(hint));
     };
-    let Some(found) = found else {
-        let detail = "the checks failed: see the log";
-        return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, detail));
-    };
-    let findings = found.1.map_err(unavailable)?;
+    let findings = found.map_err(unavailable)?;
     let checks: Vec<_> =
         findings.checks.iter().filter(|it| scope.wants(it.id, it.category)).collect();
     json(&Told {
@@ -215,9 +202,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_run_that_does_not_end_is_given_up_and_the_next_may_begin() {
         let (doctor, gate, runs) = doctor();
-        let mut run = doctor.run();
-        let found = run.wait_for(Option::is_some).await.expect("a run").clone().expect("its end");
-        assert_eq!(found.1.err().as_deref(), Some("the checks did not end within 30s"));
+        let (_, found) = doctor.run().await;
+        assert_eq!(found.err().as_deref(), Some("the checks did not end within 30s"));
         assert!(ask(&doctor, "").await.is_err(), "no caller keeps the checks running");
         assert_eq!(runs.load(Ordering::Relaxed), 1);
         tokio::time::advance(AGE_MAX).await;

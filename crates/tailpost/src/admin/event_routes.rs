@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use jiff::Timestamp;
-use operate::event_search::{EventFilter, EventPlace, FoundEvent, FoundState, find_events};
+use operate::dead_letters::Aggregate;
+use operate::event_search::{EventFilter, FoundEvent, FoundState, find_events};
 use relay::Config;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::api::{AGGREGATE, Asked, LIMIT, LIMIT_MAX, Named, json, limit, time};
+use super::api::{AGGREGATE, Asked, LIMIT, LIMIT_MAX, Named, json, limit, parsed};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::ApiError;
@@ -23,17 +24,16 @@ use crate::story::{self, Story};
 #[serde(deny_unknown_fields)]
 struct EventsQuery {
     /// As TYPE:ID
-    #[schemars(extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
-    aggregate: Option<String>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>", extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
+    aggregate: Option<Aggregate>,
     /// The event's type
     #[serde(rename = "type")]
     event_type: Option<String>,
     /// Happened then or later
-    #[schemars(with = "Option<Timestamp>")]
-    since: Option<String>,
+    since: Option<Timestamp>,
     /// Happened before
-    #[schemars(with = "Option<Timestamp>")]
-    until: Option<String>,
+    until: Option<Timestamp>,
     /// What became of it
     state: Option<FoundState>,
     /// Events of a page
@@ -41,16 +41,6 @@ struct EventsQuery {
     limit: Option<u32>,
     /// `next` of the page before
     cursor: Option<String>,
-}
-
-impl EventsQuery {
-    fn read(self) -> Result<(EventFilter, Option<EventPlace>, u32), ApiError> {
-        let Self { aggregate, event_type, since, until, state, limit: most, cursor } = self;
-        let aggregate = aggregate.map(|it| it.parse()).transpose().map_err(ApiError::bad)?;
-        let (since, until) = (time("since", since)?, time("until", until)?);
-        let filter = EventFilter { aggregate, event_type, since, until, state };
-        Ok((filter, cursor::decode(cursor.as_deref())?, limit(most)?))
-    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -73,7 +63,9 @@ async fn search(
     State(config): State<Arc<Config>>,
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, ApiError> {
-    let (filter, after, limit) = query.read()?;
+    let EventsQuery { aggregate, event_type, since, until, state, limit: most, cursor } = query;
+    let filter = EventFilter { aggregate, event_type, since, until, state };
+    let (after, limit) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
     let next = cursor::end_page(&mut events, limit, FoundEvent::place)?;
     json(&Events { events, next })

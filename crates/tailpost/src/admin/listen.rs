@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::errors::ListenError;
+use crate::errors::Refusal;
 
 /// How long to wait before an address that was taken is tried again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ impl Address {
     /// # Errors
     ///
     /// If the address is not this machine's, or may not be listened on: no waiting mends that.
-    pub(super) async fn bind(self) -> Result<Option<TcpListener>, ListenError> {
+    pub(super) async fn bind(self) -> Result<Option<TcpListener>, Refusal> {
         let Self { key, socket: address } = self;
         match TcpListener::bind(address).await {
             Ok(listener) => Ok(Some(listener)),
@@ -43,7 +43,12 @@ impl Address {
                 );
                 Ok(None)
             }
-            Err(source) => Err(ListenError { address, source }),
+            Err(source) => {
+                let problem = format!("could not listen on {address} for health and metrics");
+                let hint = "set admin.listen, or admin.inbox_listen for an inbox, to a free \
+                            address, or to \"off\"";
+                Err(Refusal::conflict(problem).with_hint(hint).because(source))
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::error::SqlState;
 
-use crate::exit;
-use crate::refusal::Kind;
+use crate::errors;
+use crate::errors::Kind;
 
 /// How long something is waited for before the answer: less than the request may take.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);
@@ -76,9 +76,9 @@ impl<E: Into<anyhow::Error>> From<E> for ApiError {
         if let Some(code) = error.chain().find_map(sql_state)
             && code.code().starts_with(DATA_EXCEPTION)
         {
-            return Self::bad(exit::chain(&error));
+            return Self::bad(errors::chain(&error));
         }
-        let status = match exit::kind(&error) {
+        let status = match errors::kind(&error) {
             Kind::NotFound => StatusCode::NOT_FOUND,
             Kind::Refused => StatusCode::CONFLICT,
             Kind::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
@@ -86,7 +86,7 @@ impl<E: Into<anyhow::Error>> From<E> for ApiError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        Self { hint: exit::hint(&error), ..Self::new(status, exit::chain(&error)) }
+        Self { hint: errors::hint(&error), ..Self::new(status, errors::chain(&error)) }
     }
 }
 

@@ -97,16 +97,24 @@ impl Engine for Relay {
         let of = |it: &Watched| {
             let (slot, status) = (sample.slots.get(&it.shard.unwrap_or(0)), it.status.borrow());
             let readiness = Readiness::of(&status, slot, details);
-            (it.shard, readiness.unless(|| unread(&status, sample.refused.as_ref()?, details)))
+            let readiness = readiness.unless(|| unread(&status, sample.refused.as_ref()?, details));
+            Readiness { shard: it.shard, ..readiness }
         };
-        let all: Vec<_> = self.watched.iter().map(of).collect();
-        let ready = all.iter().all(|(_, it)| it.ready);
+        let mut shards: Vec<_> = self.watched.iter().map(of).collect();
+        let ready = shards.iter().all(|it| it.ready);
         let retention = retention(&self.retention.borrow(), details);
-        let json = match &*all {
-            [(None, only)] => serde_json::to_string(&WithRetention { readiness: only, retention }),
-            all => {
-                let readiness = ShardsReadiness::of(all);
-                serde_json::to_string(&WithRetention { readiness, retention })
+        let json = match shards.pop() {
+            Some(of @ Readiness { shard: None, .. }) => {
+                serde_json::to_string(&WithRetention { of, retention })
+            }
+            last => {
+                shards.extend(last);
+                let reason =
+                    |it: &Readiness| Some(format!("shard {}: {}", it.shard?, it.reason.as_ref()?));
+                let reasons: Vec<_> = shards.iter().filter_map(reason).collect();
+                let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+                let of = ShardsReadiness { ready, reason, shards };
+                serde_json::to_string(&WithRetention { of, retention })
             }
         };
         (ready, json.unwrap_or_default())
@@ -140,41 +148,39 @@ impl Engine for Relay {
     }
 
     fn status(&self) -> anyhow::Result<String> {
-        let (process_id, window) = (std::process::id(), self.window);
-        let all: Vec<_> = self.watched.iter().map(|it| (it, it.status.borrow().clone())).collect();
-        if let [(Watched { shard: None, .. }, only)] = &*all {
-            let retention = self.retention.borrow().clone();
-            let status = WithRetention { readiness: only, retention };
-            let rewind = self.watched[0].rewind.borrow().clone();
-            return crate::output::to_json(&ProcessStatus { process_id, window, status, rewind });
-        }
-        let shard = |(watched, status): (&Watched, Status)| ShardStatus {
-            shard: watched.shard.unwrap_or(0),
-            stream: watched.stream.clone(),
-            status: ProcessStatus {
-                process_id,
-                window,
-                status,
-                rewind: watched.rewind.borrow().clone(),
-            },
+        let of = |it: &Watched| ShardStatus {
+            process_id: std::process::id(),
+            window: self.window,
+            shard: it.shard,
+            stream: it.shard.map(|_| it.stream.clone()),
+            status: it.status.borrow().clone(),
+            rewind: it.rewind.borrow().clone(),
         };
-        let shards = all.into_iter().map(shard).collect();
+        let mut shards: Vec<_> = self.watched.iter().map(of).collect();
         let retention = self.retention.borrow().clone();
-        crate::output::to_json(&ShardsStatus { shards, retention })
+        match shards.pop() {
+            Some(of @ ShardStatus { shard: None, .. }) => {
+                crate::output::to_json(&WithRetention { of, retention })
+            }
+            last => {
+                shards.extend(last);
+                let of = ShardsStatus { shards };
+                crate::output::to_json(&WithRetention { of, retention })
+            }
+        }
     }
 }
 
 #[derive(Serialize)]
 struct ShardsStatus {
     shards: Vec<ShardStatus>,
-    retention: RetentionStatus,
 }
 
 /// What is said of the relays, and of retention beside them.
 #[derive(Serialize)]
-struct WithRetention<R, T> {
+struct WithRetention<O, T> {
     #[serde(flatten)]
-    readiness: R,
+    of: O,
     retention: T,
 }
 
@@ -187,14 +193,6 @@ fn retention(status: &RetentionStatus, details: bool) -> Retention {
     Retention { ok, last_success_at: status.last_success_at, reason }
 }
 
-#[derive(Serialize)]
-struct ShardStatus {
-    shard: u32,
-    stream: String,
-    #[serde(flatten)]
-    status: ProcessStatus<Status>,
-}
-
 /// What may be in flight.
 #[derive(Clone, Copy, Serialize)]
 struct Window {
@@ -202,13 +200,18 @@ struct Window {
     bytes: usize,
 }
 
-/// Of several relays on a machine, this one.
+/// What a shard, or the only relay, says of itself.
 #[derive(Serialize)]
-struct ProcessStatus<S> {
+struct ShardStatus {
+    /// Of several relays on a machine, this one.
     process_id: u32,
     window: Window,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<String>,
     #[serde(flatten)]
-    status: S,
+    status: Status,
     #[serde(skip_serializing_if = "Option::is_none")]
     rewind: Option<RewindStatus>,
 }
@@ -219,6 +222,9 @@ const RESTORES: &str =
 /// Whether the relay does its job.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Readiness {
+    /// Which one, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shard: Option<u32>,
     ready: bool,
     role: Role,
     /// Why it is not; or what it waits for beside its work.
@@ -237,7 +243,7 @@ impl Readiness {
             Role::Active if awaits_slot && !is_stalled(status) && unpublished().is_none() => {
                 let what = waits.filter(|_| details).map(|it| format!(" {it}")).unwrap_or_default();
                 let reason = format!("the slot waits{what}; events come from the table meanwhile");
-                return Self { ready: true, role: status.role, reason: Some(reason) };
+                return Self { shard: None, ready: true, role: status.role, reason: Some(reason) };
             }
             Role::Standby => unpublished(),
             Role::Starting => Some(match (&status.waiting_for, &status.last_error) {
@@ -254,7 +260,7 @@ impl Readiness {
                 None => stalled(status, details).or_else(unpublished),
             },
         };
-        Self { ready: reason.is_none(), role: status.role, reason }
+        Self { shard: None, ready: reason.is_none(), role: status.role, reason }
     }
 
     /// An active relay that is ready is not if there is a reason.
@@ -269,34 +275,11 @@ impl Readiness {
 
 /// Whether each of several shards does its job.
 #[derive(Serialize)]
-struct ShardsReadiness<'a> {
+struct ShardsReadiness {
     ready: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    shards: Vec<ShardReadiness<'a>>,
-}
-
-#[derive(Serialize)]
-struct ShardReadiness<'a> {
-    shard: u32,
-    #[serde(flatten)]
-    readiness: &'a Readiness,
-}
-
-impl<'a> ShardsReadiness<'a> {
-    fn of(all: &'a [(Option<u32>, Readiness)]) -> Self {
-        let shards = all.iter().map(|(shard, readiness)| {
-            let shard = shard.unwrap_or(0);
-            ShardReadiness { shard, readiness }
-        });
-        let shards: Vec<_> = shards.collect();
-        let reason = |it: &ShardReadiness| {
-            Some(format!("shard {}: {}", it.shard, it.readiness.reason.as_ref()?))
-        };
-        let reasons: Vec<_> = shards.iter().filter_map(reason).collect();
-        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        Self { ready: shards.iter().all(|it| it.readiness.ready), reason, shards }
-    }
+    shards: Vec<Readiness>,
 }
 
 /// Rows wait, and none gets out, whatever the relay says of itself.

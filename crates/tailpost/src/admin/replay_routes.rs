@@ -8,8 +8,8 @@ use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use operate::dead_letters::{Aggregate, Reason};
 use operate::replays::{
-    ReplayDecision, ReplayEntry, ReplayPlan, ReplayRequest, ReplaySelection, ReplaySource,
-    Unreplayed, ask_replay, decide_replay, plan_replay, replay, replays_after,
+    ReplayDecision, ReplayEntry, ReplayPlan, ReplayRequest, ReplaySelection, Unreplayed,
+    ask_replay, decide_replay, plan_replay, replay,
 };
 use relay::{Config, Glob, Lsn};
 use schemars::JsonSchema;
@@ -20,10 +20,11 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{AGGREGATE, Asked, Body, Change, LIMIT, LIMIT_MAX, Named, json, limit, time};
+use super::api::{AGGREGATE, Asked, Body, Change, LIMIT, LIMIT_MAX, Named, json, limit, parsed};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::problem::{ANSWER_MAX, ApiError, WAIT_MAX};
+use crate::cli::SourceArg;
 use crate::output::Versioned;
 
 /// Events listed that could not be published.
@@ -38,7 +39,7 @@ const PLAN_LATE: &str = "counting the rows of the table takes longer: use `tailp
 pub(super) struct ReplayState {
     /// With a pool for requests.
     pub(super) config: Arc<Config>,
-    /// With a pool for what goes on when nobody waits for it.
+    /// With a pool for work that goes on after its request.
     pub(super) background: Arc<Config>,
     /// One at a time is asked for: that takes two connections.
     pub(super) turn: Arc<Semaphore>,
@@ -59,22 +60,26 @@ struct ReplaysQuery {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Start {
-    from_lsn: Option<String>,
-    to_lsn: Option<String>,
-    #[schemars(with = "Option<Timestamp>")]
-    since: Option<String>,
-    #[schemars(with = "Option<Timestamp>")]
-    until: Option<String>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>")]
+    from_lsn: Option<Lsn>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>")]
+    to_lsn: Option<Lsn>,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
     #[serde(default)]
     events: Vec<Uuid>,
-    #[schemars(extend("pattern" = AGGREGATE))]
-    aggregate: Option<String>,
-    event_type: Option<String>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>", extend("pattern" = AGGREGATE))]
+    aggregate: Option<Aggregate>,
+    #[serde(default, deserialize_with = "parsed")]
+    #[schemars(with = "Option<String>")]
+    event_type: Option<Glob>,
     /// Everything that was ever published: so that nobody says it by saying nothing.
     #[serde(default)]
     all: bool,
-    #[schemars(extend("enum" = ["auto", "stream", "table", "wal", null]))]
-    source: Option<String>,
+    source: Option<SourceArg>,
     to_subject_prefix: Option<String>,
     #[schemars(range(min = 1, max = 1_000_000))]
     per_second: Option<u32>,
@@ -90,11 +95,12 @@ struct Replays {
     next: Option<String>,
 }
 
+/// A replay, and events that it could not publish.
 #[derive(Serialize, JsonSchema)]
-struct Shown {
+pub(crate) struct ShownReplay {
     #[serde(flatten)]
-    replay: ReplayEntry,
-    failures: Vec<Unreplayed>,
+    pub(crate) replay: ReplayEntry,
+    pub(crate) failures: Vec<Unreplayed>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -115,11 +121,7 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ReplayState) -> Ap
         .answers::<Versioned<Begun>>(202, "A relay begins within a second");
     let show =
         Operation::get("/api/v1/replays/{id}", "Shows a replay and what it could not publish")
-            .answers::<Versioned<Shown>>(200, "The replay");
-    let decision = |path, summary| {
-        let operation = Operation::post(path, summary).body::<Change>();
-        operation.answers::<Versioned<Shown>>(200, "The replay as it is now")
-    };
+            .answers::<Versioned<ShownReplay>>(200, "The replay");
     let decide = |decision: ReplayDecision| {
         async move |State(state): State<ReplayState>,
                     caller: Caller,
@@ -128,23 +130,18 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ReplayState) -> Ap
             decide(state, &caller, decision, id, change).await
         }
     };
-    Api::new()
-        .on(list, list_all)
-        .on(start, begin)
-        .on(show, show_one)
-        .on(
-            decision("/api/v1/replays/{id}/pause", "Publishes nothing more for now"),
-            decide(ReplayDecision::Pause),
-        )
-        .on(
-            decision("/api/v1/replays/{id}/resume", "Goes on where it was"),
-            decide(ReplayDecision::Resume),
-        )
-        .on(
-            decision("/api/v1/replays/{id}/cancel", "Publishes nothing more"),
-            decide(ReplayDecision::Cancel),
-        )
-        .with_state(state)
+    let decisions = [
+        ("/api/v1/replays/{id}/pause", "Publishes nothing more for now", ReplayDecision::Pause),
+        ("/api/v1/replays/{id}/resume", "Goes on where it was", ReplayDecision::Resume),
+        ("/api/v1/replays/{id}/cancel", "Publishes nothing more", ReplayDecision::Cancel),
+    ];
+    let api = Api::new().on(list, list_all).on(start, begin).on(show, show_one);
+    let api = decisions.into_iter().fold(api, |api, (path, summary, decision)| {
+        let operation = Operation::post(path, summary).body::<Change>();
+        let operation = operation.answers::<Versioned<ShownReplay>>(200, "The replay as it is now");
+        api.on(operation, decide(decision))
+    });
+    api.with_state(state)
 }
 
 async fn list_all(
@@ -153,7 +150,7 @@ async fn list_all(
 ) -> Result<Response, ApiError> {
     let (after, limit): (Option<(Timestamp, Uuid)>, _) =
         (cursor::decode(cursor.as_deref())?, limit(most)?);
-    let mut replays = replays_after(&state.config, after, limit + 1).await?;
+    let mut replays = operate::replays::replays(&state.config, after, limit + 1).await?;
     let next = cursor::end_page(&mut replays, limit, |it| (it.asked, it.id))?;
     json(&Replays { replays, next })
 }
@@ -163,7 +160,7 @@ async fn show_one(
     Named(id): Named<Uuid>,
 ) -> Result<Response, ApiError> {
     let (replay, failures) = replay(&state.config, id, FAILURES).await?;
-    json(&Shown { replay, failures })
+    json(&ShownReplay { replay, failures })
 }
 
 async fn begin(
@@ -176,7 +173,7 @@ async fn begin(
         return Err(ApiError::bad(detail).with_hint("say so in \"why\"; it is kept"));
     }
     let request = start.request(&caller)?;
-    let source = start.source()?;
+    let source = start.source.and_then(SourceArg::source);
     let prefix = request.subject_prefix.as_deref();
     let plans = plan_replay(&state.config, &request.selection, source, prefix).await;
     let plans = plans.map_err(|error| ApiError::or_late(error, PLAN_LATE))?;
@@ -190,7 +187,7 @@ async fn begin(
         let detail = "another replay is being asked for";
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, detail));
     };
-    // It goes on whether anybody waits or not: a list of many events takes its time.
+    // It goes on after the request: a list of many events takes its time.
     let asking = tokio::spawn(async move {
         let _turn = turn;
         let asked = ask_replay(&state.background, &plans, &request).await;
@@ -215,13 +212,6 @@ fn still_at_it() -> ApiError {
 
 impl Start {
     fn request(&mut self, caller: &Caller) -> Result<ReplayRequest, ApiError> {
-        let lsn = |name: &str, text: Option<String>| {
-            let lsn = text.map(|it| it.parse::<Lsn>()).transpose();
-            lsn.map_err(|_| ApiError::bad(format!("`{name}` is a position such as 16/B374D848")))
-        };
-        let aggregate = self.aggregate.take().map(|it| it.parse::<Aggregate>());
-        let aggregate = aggregate.transpose().map_err(ApiError::bad)?;
-        let event_type = self.event_type.take().map(|it| it.parse::<Glob>());
         if self.events.len() > EVENTS_MAX {
             return Err(ApiError::bad(format!("`events` names more than {EVENTS_MAX}")));
         }
@@ -229,13 +219,13 @@ impl Start {
             return Err(ApiError::bad("`per_second` is from 1 to 1000000"));
         }
         let selection = ReplaySelection {
-            from_lsn: lsn("from_lsn", self.from_lsn.take())?,
-            to_lsn: lsn("to_lsn", self.to_lsn.take())?,
-            since: time("since", self.since.take())?,
-            until: time("until", self.until.take())?,
+            from_lsn: self.from_lsn,
+            to_lsn: self.to_lsn,
+            since: self.since,
+            until: self.until,
             events: std::mem::take(&mut self.events),
-            aggregate: aggregate.map(|it| (it.kind, it.id)),
-            event_type: event_type.transpose().map_err(ApiError::bad)?,
+            aggregate: self.aggregate.take().map(|it| (it.kind, it.id)),
+            event_type: self.event_type.take(),
         };
         if selection.is_everything() != self.all {
             return Err(ApiError::bad("say which events, or \"all\": true, and not both"));
@@ -248,16 +238,6 @@ impl Start {
             reason: self.why.as_ref().map(|it| it.as_str().to_owned()).unwrap_or_default(),
         })
     }
-
-    fn source(&self) -> Result<Option<ReplaySource>, ApiError> {
-        match self.source.as_deref() {
-            None | Some("auto") => Ok(None),
-            Some("stream") => Ok(Some(ReplaySource::Stream)),
-            Some("table") => Ok(Some(ReplaySource::Table)),
-            Some("wal") => Ok(Some(ReplaySource::Wal)),
-            Some(_) => Err(ApiError::bad("`source` is auto, stream, table or wal")),
-        }
-    }
 }
 
 async fn decide(
@@ -268,7 +248,7 @@ async fn decide(
     Change { by, why }: Change,
 ) -> Result<Response, ApiError> {
     let by = caller.name(by);
-    // Its list is removed whether anybody waits or not.
+    // The removal of its list goes on after the request.
     let deciding = tokio::spawn(async move {
         let why = why.as_ref().map(Reason::as_str);
         let decided = decide_replay(&state.background, id, decision, &by, why).await;
@@ -279,5 +259,5 @@ async fn decide(
     });
     let decided = timeout(ANSWER_MAX, deciding).await.map_err(|_| still_at_it())?;
     let replay = decided.map_err(|error| ApiError::from(anyhow::Error::from(error)))??;
-    Ok(json(&Shown { replay, failures: Vec::new() })?.into_response())
+    Ok(json(&ShownReplay { replay, failures: Vec::new() })?.into_response())
 }

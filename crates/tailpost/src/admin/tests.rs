@@ -10,7 +10,6 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::config::{AdminSettings, BearerToken, Count, Settings};
-use crate::refusal::Ending;
 
 /// Old rows were deleted in 2026.
 fn kept() -> watch::Receiver<RetentionStatus> {
@@ -291,7 +290,7 @@ async fn an_address_of_another_machine_is_an_error_with_a_hint() {
         panic!("the address is not this machine's");
     };
     assert!(error.to_string().contains(&socket.to_string()), "{error}");
-    assert!(error.hint().is_some_and(|it| it.contains("admin.listen")));
+    assert!(crate::errors::hint(&error.into()).is_some_and(|it| it.contains("admin.listen")));
 }
 
 /// Routes are added together with what the document says of them, and in no other way.

@@ -35,7 +35,7 @@ pub(crate) struct ConsoleArgs {
 }
 
 /// The name and the port of an API. It has no TLS.
-fn authority(text: &str) -> Result<String, String> {
+pub(super) fn authority(text: &str) -> Result<String, String> {
     let wanted = || "expected http://HOST:PORT".to_owned();
     if text.starts_with("https://") {
         return Err("the relay and the inbox serve http; reach a proxy's backend itself".into());

@@ -9,6 +9,7 @@ use lab::chaos::SOAK;
 
 use super::dlq_args::Misuse;
 use super::duration;
+use crate::removed::{Gone, instead};
 
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
@@ -20,6 +21,9 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "EVENTS", default_value_t = 500,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(crate) rate: u32,
+    #[arg(long = "keep", hide = true, num_args = 0..=1, default_missing_value = "",
+          value_parser = instead("leave it out; docker/compose.yaml has servers that stay"))]
+    _keep: Option<Gone>,
     /// Print only the final figures, as one JSON object
     #[arg(long)]
     pub(crate) json: bool,

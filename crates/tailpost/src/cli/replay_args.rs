@@ -5,9 +5,12 @@ use jiff::Timestamp;
 use operate::dead_letters::Aggregate;
 use operate::replays::{ReplaySelection, ReplaySource};
 use relay::{Glob, Lsn};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use uuid::Uuid;
 
 use super::dlq_args::{WhoArgs, since};
+use crate::removed::{Gone, instead};
 
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
@@ -20,6 +23,10 @@ pub(crate) struct ReplayArgs {
     /// Publish them under their subjects with this and a dot in front, such as replay.july
     #[arg(long, value_name = "PREFIX")]
     pub(crate) to_subject_prefix: Option<String>,
+    #[arg(long = "to-stream", value_name = "VALUE", hide = true,
+          value_parser = instead("let a stream of its own source or mirror this one, with a subject \
+                                  transform; --to-subject-prefix stays"))]
+    _to_stream: Option<Gone>,
     /// At most this many events a second
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rate: Option<u32>,
@@ -82,7 +89,8 @@ impl WhichArgs {
 }
 
 /// Where events are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum SourceArg {
     /// The stream if it surely has all of them, otherwise the table; where rows are deleted, the log
     /// if it has all

@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::console_args::authority;
+
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
@@ -22,19 +24,11 @@ pub(crate) struct TopArgs {
     pub(crate) once: bool,
 }
 
-/// Where an API listens. Without TLS: it has none.
+/// Where an API listens.
 fn address(text: &str) -> Result<SocketAddr, String> {
-    let wanted = || "expected http://HOST:PORT".to_owned();
-    if text.starts_with("https://") {
-        return Err("the relay and the inbox serve http; reach a proxy's backend itself".into());
-    }
-    let rest = text.strip_prefix("http://").unwrap_or(text);
-    let rest = rest.strip_suffix('/').unwrap_or(rest);
-    if rest.contains('/') || rest.contains('@') {
-        return Err(wanted());
-    }
-    let mut found = rest.to_socket_addrs().map_err(|error| format!("{}: {error}", wanted()))?;
-    found.next().ok_or_else(wanted)
+    let authority = authority(text)?;
+    let found = authority.to_socket_addrs().map_err(|error| error.to_string())?.next();
+    found.ok_or_else(|| format!("{authority} has no address"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

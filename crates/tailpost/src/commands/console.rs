@@ -16,7 +16,7 @@ use tracing::info;
 use crate::admin;
 use crate::cli::ConsoleArgs;
 use crate::config::{AdminSettings, Settings};
-use crate::refusal::{self, Refusal};
+use crate::errors::{self, Refusal};
 use crate::shutdown;
 
 pub(super) async fn run(args: ConsoleArgs, settings: &Settings) -> anyhow::Result<()> {
@@ -24,7 +24,7 @@ pub(super) async fn run(args: ConsoleArgs, settings: &Settings) -> anyhow::Resul
     let settings = of(args, settings)?;
     if settings.is_open() && !listen.ip().is_loopback() {
         let problem = format!("anybody who reaches {listen} could do everything");
-        let refusal = Refusal::new(refusal::Kind::BadConfiguration, problem);
+        let refusal = Refusal::new(errors::Kind::BadConfiguration, problem);
         let hint = "give --token-file, then visitors sign in; or set admin.trusted_proxy";
         return Err(refusal.with_hint(hint).into());
     }
@@ -76,7 +76,7 @@ fn of(args: ConsoleArgs, settings: &Settings) -> anyhow::Result<console::Setting
     if token_files.len() > 1 && token_files.len() != all.len() {
         let (files, urls) = (token_files.len(), all.len());
         let problem = format!("there are {files} token files for {urls} relays and inboxes");
-        let refusal = Refusal::new(refusal::Kind::BadConfiguration, problem);
+        let refusal = Refusal::new(errors::Kind::BadConfiguration, problem);
         return Err(refusal.with_hint("give one for all, or one for each").into());
     }
     let upstreams = all.into_iter().enumerate().map(|(place, (kind, authority))| {
@@ -99,11 +99,11 @@ fn own_token_file(admin: &AdminSettings) -> Option<PathBuf> {
 }
 
 fn proxy(admin: &AdminSettings) -> anyhow::Result<Option<Proxy>> {
-    let proxy = admin.proxy();
-    if proxy.trusted.is_empty() {
+    let trusted = admin.trusted_proxy.clone();
+    if trusted.is_empty() {
         return Ok(None);
     }
-    let user_header = proxy.user_header.parse().context("admin.proxy_user_header")?;
-    let trusts = Arc::new(move |peer| proxy.trusted.iter().any(|it| it.has(peer)));
+    let user_header = admin.proxy_user_header.0.parse().context("admin.proxy_user_header")?;
+    let trusts = Arc::new(move |peer| trusted.iter().any(|it| it.has(peer)));
     Ok(Some(Proxy { trusts, user_header }))
 }

@@ -1,5 +1,4 @@
-//! What all decisions about dead letters have in common, whichever queue they are in: the plan, the
-//! question, the progress, the result.
+//! Decisions about dead letters of either queue: the plan, the question, the progress, the result.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -7,12 +6,13 @@ use operate::dead_letters::{Action, Actor, BulkRequest, Filter, Overview, Progre
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::dlq::text::{self, Shown};
 use super::progress;
 use crate::cli::dlq_args::{ListArgs, WhoArgs, WorkArgs};
-use crate::refusal::Refusal;
-use crate::{output, shutdown};
+use crate::errors::Refusal;
+use crate::{letters, output, shutdown};
 
 /// Dead letters that can be looked at and worked through.
 pub(super) trait Queue {
@@ -20,6 +20,17 @@ pub(super) trait Queue {
 
     async fn overview(&self, filter: &Filter, limit: u32)
     -> anyhow::Result<Overview<Self::Letter>>;
+    /// The dead letters of these events. An event without one is an error.
+    async fn find(&self, events: &[Uuid]) -> anyhow::Result<Vec<Self::Letter>>;
+    /// Decides about these events, and returns the [names](Shown::name) of the dead letters to
+    /// which the action was done. An event of the outbox may get another payload.
+    async fn decide(
+        &self,
+        action: Action,
+        events: &[Uuid],
+        payload: Option<String>,
+        actor: &Actor,
+    ) -> anyhow::Result<Vec<String>>;
     async fn work_through(
         &self,
         request: BulkRequest,
@@ -35,35 +46,80 @@ pub(super) async fn list<Q: Queue>(queue: &Q, args: &ListArgs) -> anyhow::Result
     if args.json { output::json(&overview) } else { output::text(&text::list(&overview)) }
 }
 
-/// Shows the plan, asks, works, and tells.
-pub(super) async fn many<Q: Queue>(
+/// Decides about the events that are named, or else about all that match.
+pub(super) async fn decide<Q: Queue>(
     queue: &Q,
     action: Action,
     args: &WorkArgs,
+    payload: Option<String>,
 ) -> anyhow::Result<()> {
+    if args.ids.is_empty() {
+        return many(queue, action, args).await;
+    }
+    let found = queue.find(&args.ids).await?;
+    let (fitting, unfit): (Vec<_>, Vec<_>) =
+        found.iter().partition(|it| it.why_not(action).is_none());
+    let plan = summary(action, "would be done", &fitting, &unfit);
+    if args.dry_run || fitting.is_empty() {
+        output::text(&plan)?;
+        let refusal = || letters::not_dead(action.name()).into();
+        return if fitting.is_empty() { Err(refusal()) } else { Ok(()) };
+    }
+    // An event that is named is meant. We ask before what cannot be undone.
+    if action.is_final() && !args.yes {
+        output::note(&plan);
+        confirm(&format!("{} {}?", action.name(), fitting.len()))?;
+    }
+    let done = queue.decide(action, &args.ids, payload, &args.who.actor()).await?;
+    let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(|it| done.contains(&it.name()));
+    let progress = Progress {
+        total: found.len() as u64,
+        done: done.len() as u64,
+        skipped: skipped.len() as u64,
+        last_refusal: skipped
+            .last()
+            .map(|it| format!("{} {}", it.name(), why_skipped(*it, action))),
+        ended: true,
+        cancelled: false,
+    };
+    tell(args, action, &progress, &summary(action, "done", &done, &skipped))
+}
+
+fn summary<L: Shown>(action: Action, how: &str, done: &[&L], skipped: &[&L]) -> String {
+    let verb = action.name();
+    let done = done.iter().map(|it| format!("{verb} {}: {how}\n", it.name()));
+    let skipped = skipped
+        .iter()
+        .map(|it| format!("{verb} {}: skipped, it {}\n", it.name(), why_skipped(*it, action)));
+    done.chain(skipped).collect()
+}
+
+fn why_skipped<L: Shown>(letter: &L, action: Action) -> &'static str {
+    letter.why_not(action).unwrap_or("is decided about by now")
+}
+
+/// Shows the plan, asks, works, and tells.
+async fn many<Q: Queue>(queue: &Q, action: Action, args: &WorkArgs) -> anyhow::Result<()> {
     if !plan(queue, action, args).await? {
         return Ok(());
     }
-    let (sender, watcher) = watch::channel(Progress::default());
     let stop = shutdown::on_signal()?;
     let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
-    let bar = tokio::spawn(progress::draw(template, watcher, |bar, it: Progress| {
-        progress::set(bar, it.done + it.skipped, it.total);
-    }));
+    let draw = |bar: &_, it: Progress| progress::set(bar, it.done + it.skipped, it.total);
     let (filter, rate) = (args.filter.filter(), args.rate);
     let request = BulkRequest { action, filter, dry_run: false, rate, by: None, why: None };
-    let worked = queue.work_through(request, &args.who.actor(), &sender, &stop).await;
-    let ended = sender.borrow().clone();
-    drop(sender);
-    bar.await?;
-    worked?;
+    let ended = progress::shown(template, draw, async |sender| {
+        queue.work_through(request, &args.who.actor(), sender, &stop).await?;
+        anyhow::Ok(sender.borrow().clone())
+    });
+    let ended = ended.await?;
     let Progress { total, done, cancelled, .. } = ended;
     let how = if cancelled { ", cancelled" } else { "" };
     tell(args, action, &ended, &format!("{} {done} of {total}{how}", past(action)))
 }
 
 /// How many dead letters a plan shows.
-pub(super) const FIRST: u32 = 5;
+const FIRST: u32 = 5;
 
 /// What would be done, as JSON.
 #[derive(Serialize)]
@@ -108,8 +164,8 @@ pub(super) async fn plan<Q: Queue>(
     Ok(!args.dry_run)
 }
 
-/// Asks, where somebody can be asked.
-pub(super) fn confirm(question: &str) -> anyhow::Result<()> {
+/// Asks the person at the terminal, if there is one.
+fn confirm(question: &str) -> anyhow::Result<()> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
         let problem = "nothing was done: --yes is needed where nobody can be asked";
@@ -146,17 +202,6 @@ pub(super) fn tell(
     }
 }
 
-/// As [`tell`], of those that were named and are all done.
-pub(super) fn all_done(
-    args: &WorkArgs,
-    action: Action,
-    count: u64,
-    said: &str,
-) -> anyhow::Result<()> {
-    let progress = Progress { total: count, done: count, ended: true, ..Progress::default() };
-    tell(args, action, &progress, said)
-}
-
 fn past(action: Action) -> &'static str {
     match action {
         Action::Requeue => "requeued",
@@ -165,7 +210,7 @@ fn past(action: Action) -> &'static str {
     }
 }
 
-/// Who decides: whoever is named, or who is at the terminal.
+/// Who decides: the name that was given, or the user of the terminal.
 pub(super) fn actor(by: Option<&String>, why: Option<&Reason>) -> Actor {
     let name = by.cloned().or_else(|| whoami::username().ok());
     let name = name.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "unnamed".into());

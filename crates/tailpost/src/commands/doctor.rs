@@ -40,7 +40,7 @@ pub(super) async fn run(args: &DoctorArgs, settings: &Settings) -> anyhow::Resul
             ended(report)
         }
         (Format::Text, Ok(report)) => {
-            let mut text = doctor_text::text(&report.checks, doctor_text::Marks::of_stdout());
+            let mut text = doctor_text::text(&report.checks, doctor_text::has_signs());
             if let Some(probed) = &report.probe {
                 text += &probe::text(probed);
             }

@@ -42,10 +42,10 @@ pub(super) async fn check_retention(
 ) -> anyhow::Result<()> {
     let Some(keep) = settings.inbox_retention() else { return Ok(()) };
     let context = servers::jetstream_of(nats);
-    for Consumer { name, stream, lease, .. } in settings.consumers()? {
+    for Consumer { name, stream, settings } in settings.consumers()? {
         let Ok(found) = context.get_stream(&stream).await else { continue };
         let max_age = Some(found.cached_info().config.max_age).filter(|it| !it.is_zero());
-        if let Some(reason) = inbox::retention_problem(keep, &stream, max_age, lease) {
+        if let Some(reason) = inbox::retention_problem(keep, &stream, max_age, settings.lease.0) {
             return Err(inbox::Error::Config { consumer: name, reason }.into());
         }
     }

@@ -1,18 +1,18 @@
 //! `tailpost maintain`.
 
 use inbox::{Connection, Keep, Maintained};
+use indicatif::ProgressBar;
 use operate::{MaintainProgress, MaintainReport, PartitionsReport};
 use relay::Config;
 use serde::Serialize;
-use tokio::sync::watch;
 
 use super::progress;
+use super::sides::both;
 use crate::cli::MaintainArgs;
 use crate::config::Settings;
-use crate::errors::LacksRights;
+use crate::errors::Refusal;
+use crate::output;
 use crate::output::Lines;
-use crate::refusal::Refusal;
-use crate::{exit, output};
 
 /// What was deleted, or would be.
 #[derive(Debug, Serialize)]
@@ -30,41 +30,21 @@ pub(super) async fn run(args: &MaintainArgs, settings: &Settings) -> anyhow::Res
     let config = settings.relay_config()?;
     let outbox = outbox(args, &config).await;
     let inbox = inbox(args, settings).await;
-    let (outbox, inbox, trouble) = match (outbox, inbox) {
-        (Ok(outbox), Ok(inbox)) => (Some(outbox), inbox, None),
-        // A service that only consumes has an inbox, and no outbox.
-        (Err(relay::Error::NotSetUp { .. }), Ok(inbox @ Some(_))) => (None, inbox, None),
-        (Err(error), Ok(inbox @ Some(_))) if error.is_forbidden() => {
-            (None, inbox, Some(forbidden("outbox", error.into())))
-        }
-        (Ok(outbox), Err(error)) if exit::is_forbidden(&error) => {
-            (Some(outbox), None, Some(forbidden("inbox", error)))
-        }
-        (_, Err(error)) => return Err(error),
-        (Err(error), _) => return Err(error.into()),
-    };
+    let rights = "SELECT, INSERT, UPDATE, DELETE";
+    let (outbox, inbox, left_out) = both(outbox, inbox, Option::is_some, rights)?;
     let report = Report { dry_run: args.dry_run, outbox, inbox };
     output::show(args.json, &report, || text(&report))?;
-    trouble.map_or(Ok(()), |error| Err(error.into()))
-}
-
-/// The role may delete from one of the two only.
-fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
-    LacksRights { of, needs: "SELECT, INSERT, UPDATE, DELETE", source }
+    left_out.map_or(Ok(()), |(_, why)| Err(why.into()))
 }
 
 async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, relay::Error> {
-    let (sender, watcher) = watch::channel(MaintainProgress::default());
     let template = "{bar:30} {human_pos} of {human_len} pages, {eta} left, {msg}";
-    let drawing = tokio::spawn(progress::draw(template, watcher, |bar, it: MaintainProgress| {
+    let draw = |bar: &ProgressBar, it: MaintainProgress| {
         progress::set(bar, it.pages_read.min(it.pages), it.pages);
         bar.set_message(format!("{} rows", it.rows));
-    }));
-    let done = operate::maintain(config, args.dry_run, &sender).await;
-    drop(sender);
-    // It only draws.
-    let _ = drawing.await;
-    done
+    };
+    let work = async |sender: &_| operate::maintain(config, args.dry_run, sender).await;
+    progress::shown(template, draw, work).await
 }
 
 async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Option<Maintained>> {

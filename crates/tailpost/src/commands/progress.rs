@@ -9,18 +9,23 @@ pub(super) fn bar(template: &str) -> ProgressBar {
     ProgressBar::new(0).with_style(style)
 }
 
-/// Draws what is reported until nothing more is.
-pub(super) async fn draw<T: Clone>(
+/// Does the work, and draws what it reports until it ends.
+pub(super) async fn shown<T: Clone + Default, R>(
     template: &str,
-    mut reported: watch::Receiver<T>,
-    set: impl Fn(&ProgressBar, T),
-) {
+    draw: impl Fn(&ProgressBar, T),
+    work: impl AsyncFnOnce(&watch::Sender<T>) -> R,
+) -> R {
+    let (sender, mut reported) = watch::channel(T::default());
     let bar = bar(template);
-    while reported.changed().await.is_ok() {
-        let now = reported.borrow_and_update().clone();
-        set(&bar, now);
-    }
-    bar.finish_and_clear();
+    let drawn = async {
+        while reported.changed().await.is_ok() {
+            let now = reported.borrow_and_update().clone();
+            draw(&bar, now);
+        }
+        bar.finish_and_clear();
+    };
+    let worked = async move { work(&sender).await };
+    tokio::join!(worked, drawn).0
 }
 
 /// Sets how much of all is done.

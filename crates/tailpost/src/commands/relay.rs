@@ -62,7 +62,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
             }
         }
     };
-    let told = tokio::spawn(systemd::tell(statuses, up, systemd::Watchdog::ByNews, stopped));
+    let told = tokio::spawn(systemd::tell(statuses, up, sd_notify::watchdog_enabled(), stopped));
     // Tasks of their own: the relay's is polled for each event, and should poll nothing else.
     let mut beside = JoinSet::new();
     if !args.once {
@@ -89,12 +89,7 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
 
 /// Whether a relay does what it was started for, and in a word what that is.
 fn up(status: &Status) -> (bool, &'static str) {
-    match status.role {
-        Role::Active => (true, "active"),
-        Role::Standby => (true, "standby"),
-        Role::Starting => (false, "starting"),
-        Role::Stopped => (false, "stopped"),
-    }
+    (matches!(status.role, Role::Active | Role::Standby), status.role.name())
 }
 
 fn announce(shard: &Config) {

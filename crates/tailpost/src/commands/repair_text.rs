@@ -1,27 +1,23 @@
 //! What `verify --repair` says.
 
+use indicatif::ProgressBar;
 use operate::Repair;
-use tokio::sync::watch;
 
 use super::progress;
 use crate::output;
 use crate::output::Lines;
 
-/// Says what is waited for; shows a bar where somebody looks.
-pub(super) async fn follow(watcher: watch::Receiver<Repair>) {
-    progress::draw("{bar:30} {human_pos} of {human_len}", watcher, |bar, repair| {
-        if let Some(waits) = repair.waits {
-            let waits = output::duration(waits.as_secs_f64().ceil());
-            let young = repair.young;
-            bar.suspend(|| {
-                output::note(&format!(
-                    "waiting {waits} until the broker has forgotten the ids of {young} events"
-                ));
-            });
-        }
-        progress::set(bar, repair.given + repair.marked, repair.gaps + repair.unmarked);
-    })
-    .await;
+/// Says what is waited for, and how far it is.
+pub(super) fn draw(bar: &ProgressBar, repair: Repair) {
+    if let Some(waits) = repair.waits {
+        let (waits, young) = (output::duration(waits.as_secs_f64().ceil()), repair.young);
+        bar.suspend(|| {
+            output::note(&format!(
+                "waiting {waits} until the broker has forgotten the ids of {young} events"
+            ));
+        });
+    }
+    progress::set(bar, repair.given + repair.marked, repair.gaps + repair.unmarked);
 }
 
 /// A plan, or what was done.

@@ -10,6 +10,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use super::progress;
+use crate::admin::ShownReplay;
 use crate::cli::{ReplaysCommand, ReplaysDecideArgs};
 use crate::config::Settings;
 use crate::output::{Lines, if_any};
@@ -26,18 +27,11 @@ struct Replays {
     replays: Vec<ReplayEntry>,
 }
 
-#[derive(Serialize)]
-struct Shown {
-    #[serde(flatten)]
-    replay: ReplayEntry,
-    failures: Vec<Unreplayed>,
-}
-
 pub(super) async fn run(command: &ReplaysCommand, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     match command {
         ReplaysCommand::List(args) => {
-            let replays = replays(&config, args.limit).await?;
+            let replays = replays(&config, None, args.limit).await?;
             let shown = Replays { replays };
             output::show(args.json, &shown, || table(&shown.replays))
         }
@@ -56,14 +50,14 @@ async fn decide(
 ) -> anyhow::Result<()> {
     let who = args.who.actor();
     let entry = decide_replay(config, args.id, decision, &who.name, who.why()).await?;
-    let shown = Shown { replay: entry, failures: Vec::new() };
+    let shown = ShownReplay { replay: entry, failures: Vec::new() };
     let said = || format!("replay {} is {}", shown.replay.id, shown.replay.status);
     output::show(args.json, &shown, said)
 }
 
 async fn show(config: &Config, id: Uuid, json: bool) -> anyhow::Result<ReplayEntry> {
     let (entry, failures) = replay(config, id, LISTED).await?;
-    let shown = Shown { replay: entry, failures };
+    let shown = ShownReplay { replay: entry, failures };
     output::show(json, &shown, || text(&shown.replay, &shown.failures))?;
     Ok(shown.replay)
 }

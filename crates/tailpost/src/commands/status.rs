@@ -9,11 +9,11 @@ use serde::Serialize;
 use serde_json::Value;
 use status_text::all_text;
 
-use super::dlq::client::Client;
+use super::dlq::client::{Client, is_away};
+use super::sides::both;
 use crate::cli::JsonArgs;
 use crate::config::Settings;
-use crate::errors::{ClientError, LacksRights};
-use crate::{exit, output};
+use crate::{errors, output};
 
 /// How long a relay may take to tell how it does.
 const RELAY_TIMEOUT: Duration = Duration::from_millis(500);
@@ -49,19 +49,8 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
         other => other,
     };
     let inspected = inbox_status::inspect(settings).await;
-    let (mut outbox, inspected, trouble) = match (outbox, inspected) {
-        (Ok(outbox), Ok(inspected)) => (Some(outbox), inspected, None),
-        (Ok(outbox), Err(error)) if exit::is_forbidden(&error) => {
-            (Some(outbox), Inspected::default(), Some(forbidden("inbox", error)))
-        }
-        (Ok(_), Err(error)) => return Err(error),
-        // A service that only consumes has an inbox, and no outbox.
-        (Err(error), Ok(inspected)) if !inspected.consumers.is_empty() => {
-            let trouble = error.is_forbidden().then(|| forbidden("outbox", error.into()));
-            (None, inspected, trouble)
-        }
-        (Err(error), _) => return Err(error.into()),
-    };
+    let has_consumers = |it: &Inspected| !it.consumers.is_empty();
+    let (mut outbox, inspected, left_out) = both(outbox, inspected, has_consumers, "SELECT")?;
     let (relay, relay_unknown) = match ask(settings).await {
         Ok(told) => (told, None),
         Err(why) => (None, outbox.as_ref().map(|_| why)),
@@ -74,7 +63,10 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
         let went_back = of.filter_map(|it| it["database_went_back"].as_str());
         outbox.warnings.extend(went_back.map(str::to_owned));
     }
-    let unknown = |of| trouble.as_ref().filter(|it| it.of == of).map(|it| exit::chain(&it.source));
+    let unknown = |of| {
+        let (_, why) = left_out.as_ref().filter(|it| it.0 == of)?;
+        why.source.as_ref().map(errors::chain)
+    };
     let mut report = Report {
         relay,
         relay_unknown,
@@ -89,12 +81,7 @@ pub(super) async fn run(args: &JsonArgs, settings: &Settings) -> anyhow::Result<
     if let Some(error) = report.outbox.as_mut().and_then(|it| it.incomplete.take()) {
         return Err(error.into());
     }
-    trouble.map_or(Ok(()), |error| Err(error.into()))
-}
-
-/// The role may look at one of the two only.
-fn forbidden(of: &'static str, source: anyhow::Error) -> LacksRights {
-    LacksRights { of, needs: "SELECT", source }
+    left_out.map_or(Ok(()), |(_, why)| Err(why.into()))
 }
 
 /// The shards of a relay, or the only one.
@@ -121,11 +108,11 @@ async fn ask(settings: &Settings) -> Result<Option<Value>, String> {
     let told = tokio::time::timeout(RELAY_TIMEOUT, client.get::<Value>("status")).await;
     match told {
         Ok(Ok(told)) => Ok(Some(told)),
-        Ok(Err(error)) if matches!(error.downcast_ref(), Some(ClientError::Unreachable { .. })) => {
+        Ok(Err(error)) if is_away(&error) => {
             Err(format!("none answers at {address} (admin.listen)"))
         }
         Ok(Err(error)) => {
-            Err(format!("unknown, {address} (admin.listen) answers: {}", exit::chain(&error)))
+            Err(format!("unknown, {address} (admin.listen) answers: {}", errors::chain(&error)))
         }
         Err(_) => Err(format!("unknown, {address} (admin.listen) does not answer")),
     }

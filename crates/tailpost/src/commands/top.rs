@@ -19,7 +19,7 @@ use self::seen::Seen;
 use super::dlq::client::Client;
 use crate::cli::TopArgs;
 use crate::config::{AdminSettings, OrOff, Settings};
-use crate::refusal::{Kind, Refusal};
+use crate::errors::{Kind, Refusal};
 use crate::{output, shutdown};
 
 /// How often the relay counts dead letters for this command: that takes a query.

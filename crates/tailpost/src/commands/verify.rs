@@ -1,10 +1,10 @@
 use std::time::Instant;
 
 use anyhow::bail;
+use indicatif::ProgressBar;
 use operate::verify::Finding;
 use operate::{Repair, VerifyProgress, VerifyReport};
 use serde::Serialize;
-use tokio::sync::watch;
 
 use super::status::bytes;
 use super::{progress, repair_text};
@@ -18,12 +18,10 @@ const SHOWN: usize = 5;
 
 pub(super) async fn run(args: &VerifyArgs, settings: &Settings) -> anyhow::Result<()> {
     let (config, began) = (settings.relay_config()?, Instant::now());
-    let (sender, watcher) = watch::channel(VerifyProgress::default());
-    let drawing = tokio::spawn(draw(watcher));
-    let verified = operate::verify(&config, &args.options(), &sender).await;
-    drop(sender);
-    drawing.await?;
-    let report = verified?;
+    let options = args.options();
+    let work = async |sender: &_| operate::verify(&config, &options, sender).await;
+    let template = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
+    let report = progress::shown(template, draw, work).await?;
     if !args.json {
         output::text(&text(&report))?;
     }
@@ -59,33 +57,28 @@ async fn repaired(
     report: &VerifyReport,
     began: Instant,
 ) -> anyhow::Result<Repair> {
-    let (sender, watcher) = watch::channel(Repair::default());
-    let following = tokio::spawn(repair_text::follow(watcher));
-    let repaired = operate::repair(config, report, began, args.execute, &sender).await;
-    drop(sender);
-    following.await?;
-    Ok(repaired?)
+    let work =
+        async |sender: &_| operate::repair(config, report, began, args.execute, sender).await;
+    let template = "{bar:30} {human_pos} of {human_len}";
+    Ok(progress::shown(template, repair_text::draw, work).await?)
 }
 
-/// Says how much room is needed, then how far it is, where somebody looks.
-async fn draw(mut watcher: watch::Receiver<VerifyProgress>) {
-    if watcher.wait_for(|it| it.expected > 0).await.is_err() {
-        return;
+/// Says how much room is needed, then how far it is.
+fn draw(bar: &ProgressBar, now: VerifyProgress) {
+    if bar.length() == Some(0) && now.expected > 0 {
+        bar.suspend(|| {
+            output::note(&format!(
+                "reading about {} rows and messages; at most {} of temporary files in {}",
+                now.expected,
+                bytes(now.disk_bytes),
+                now.folder.display()
+            ));
+        });
     }
-    let VerifyProgress { expected, disk_bytes, folder, .. } = watcher.borrow().clone();
-    output::note(&format!(
-        "reading about {expected} rows and messages; at most {} of temporary files in {}",
-        bytes(disk_bytes),
-        folder.display()
-    ));
-    let template = "{bar:30} {human_pos} of {human_len}, {per_sec}, {eta} left {msg}";
-    progress::draw(template, watcher, |bar, it| {
-        progress::set(bar, it.read, it.expected);
-        if it.compares {
-            bar.set_message("(comparing)");
-        }
-    })
-    .await;
+    progress::set(bar, now.read, now.expected);
+    if now.compares {
+        bar.set_message("(comparing)");
+    }
 }
 
 fn text(report: &VerifyReport) -> String {

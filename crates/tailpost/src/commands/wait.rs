@@ -16,8 +16,8 @@ use super::dlq::client::{Client, escape};
 use crate::admin::{Told, WAIT_MAX, Waited};
 use crate::cli::WaitArgs;
 use crate::config::Settings;
+use crate::errors::Refusal;
 use crate::output;
-use crate::refusal::Refusal;
 
 /// For an answer to come back before the request's end.
 const REQUEST_MIN: Duration = Duration::from_millis(1);

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use super::forms::{BearerToken, OrOff, Word, form};
 
-/// What somebody may do; each may do what those before it may.
+/// What a caller may do. Each role may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -78,19 +78,13 @@ pub(crate) struct Network {
 impl Network {
     /// Whether the address is one of them. An IPv4 address in IPv6's form is the IPv4 address.
     pub(crate) fn has(self, address: IpAddr) -> bool {
-        match (self.address, address.to_canonical()) {
-            (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
-                let shift = 32 - self.bits;
-                let prefix = |it: u32| it.checked_shr(shift).unwrap_or(0);
-                prefix(ours.into()) == prefix(theirs.into())
-            }
-            (IpAddr::V6(ours), IpAddr::V6(theirs)) => {
-                let shift = 128 - self.bits;
-                let prefix = |it: u128| it.checked_shr(shift).unwrap_or(0);
-                prefix(ours.into()) == prefix(theirs.into())
-            }
-            _ => false,
-        }
+        let (ours, theirs) = (self.address, address.to_canonical());
+        let number = |it: IpAddr| match it {
+            IpAddr::V4(it) => u128::from(u32::from(it)) << 96,
+            IpAddr::V6(it) => it.into(),
+        };
+        let prefix = |it| number(it).checked_shr(128 - self.bits).unwrap_or(0);
+        ours.is_ipv4() == theirs.is_ipv4() && prefix(ours) == prefix(theirs)
     }
 }
 
@@ -115,19 +109,6 @@ impl FromStr for Network {
     }
 }
 
-/// A proxy that says who asks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ProxySettings {
-    /// Where it is; nobody is believed if there is none.
-    pub(crate) trusted: Vec<Network>,
-    /// The header with the user's name.
-    pub(crate) user_header: String,
-    /// The header with the user's role, if it says that.
-    pub(crate) role_header: Option<String>,
-    /// The role of users of whom it does not.
-    pub(crate) role: Role,
-}
-
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdminSettings {
@@ -138,26 +119,21 @@ pub(crate) struct AdminSettings {
     pub(crate) token: Option<BearerToken>,
     #[serde(default)]
     pub(crate) tokens: Vec<TokenFile>,
+    /// Where a proxy is that says who asks. No other sender of its headers is believed.
     #[serde(default)]
     pub(crate) trusted_proxy: Vec<Network>,
+    /// The header with the user's name.
     pub(crate) proxy_user_header: Header,
+    /// The header with the user's role, if the proxy sends one.
     pub(crate) proxy_role_header: Option<Header>,
+    /// The role of users without that header.
     pub(crate) proxy_role: Word<Role>,
 }
 
 impl AdminSettings {
-    /// Whether somebody has to say who they are.
+    /// Whether a request needs a token or a trusted proxy.
     pub(crate) fn is_closed(&self) -> bool {
         self.token.is_some() || !self.tokens.is_empty() || !self.trusted_proxy.is_empty()
-    }
-
-    pub(crate) fn proxy(&self) -> ProxySettings {
-        ProxySettings {
-            trusted: self.trusted_proxy.clone(),
-            user_header: self.proxy_user_header.0.clone(),
-            role_header: self.proxy_role_header.clone().map(|it| it.0),
-            role: self.proxy_role.0,
-        }
     }
 
     /// The token that commands send: the one that is good for most.

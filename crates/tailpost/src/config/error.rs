@@ -2,7 +2,6 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::refusal::{Ending, Kind};
 use crate::removed;
 
 /// Where a setting was given.
@@ -61,6 +60,10 @@ impl Error {
         Some(Self::new(origin.clone(), problem).with_hint(Some(instead.to_owned())))
     }
 
+    pub(crate) fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+
     pub(super) fn origin(&self) -> Option<&Origin> {
         self.origin.as_ref()
     }
@@ -72,17 +75,6 @@ impl Error {
     pub(super) fn unreadable(path: &std::path::Path, source: std::io::Error) -> Self {
         let problem = format!("could not read {}", path.display());
         Self { source: Some(source.into()), ..Self::about(None, problem) }
-    }
-
-    /// A value that the relay does not accept, although its form is right.
-    pub(super) fn refused(origin: Option<Origin>, source: servers::Error) -> Self {
-        Self::about(origin, source.to_string()).with_hint(source.hint())
-    }
-
-    pub(super) fn no_database() -> Self {
-        let hint = "give --database-url postgres://user@host/dbname, set DATABASE_URL, or set \
-                    postgres.url in tailpost.toml";
-        Self::about(None, "no database is configured").with_hint(Some(hint.into()))
     }
 
     pub(super) fn open_admin(origin: Option<Origin>, key: &str, listen: SocketAddr) -> Self {
@@ -110,16 +102,6 @@ impl Error {
         source: inbox::http::HttpError,
     ) -> Self {
         Self::about(origin, format!("consumer {consumer}: {source}"))
-    }
-}
-
-impl Ending for Error {
-    fn kind(&self) -> Option<Kind> {
-        Some(Kind::BadConfiguration)
-    }
-
-    fn hint(&self) -> Option<String> {
-        self.hint.clone()
     }
 }
 

@@ -6,9 +6,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::Settings;
-use super::error::{Error, Origin};
+use super::error::{Error, Origin, closest};
 use super::forms::wanted;
-use super::reference::{INBOX, KEYS, Key, SHARED, of_inbox, path_of};
+use super::reference::{INBOX, KEYS, Key, SHARED, of_inbox, path_of, variable};
 use super::sections::ConsumerSettings;
 
 /// Holds secrets: not `Debug`.
@@ -36,6 +36,31 @@ impl Given {
         self.note(path, origin);
     }
 
+    /// Sets what a file gives a setting, or refuses it.
+    pub(super) fn give(&mut self, path: &str, value: Json, origin: Origin) -> Result<(), Error> {
+        let of_all = of_all_consumers(path);
+        let shared = of_all.as_deref().unwrap_or(path);
+        if let Some(gone) = Error::removed(&origin, shared, value.as_str()) {
+            return Err(gone);
+        }
+        if Key::find(shared).is_none() {
+            let nearest = closest(shared, KEYS.iter().map(|it| it.path.as_str()));
+            let section = path.rsplit_once('.').map_or("", |(section, _)| section);
+            let hint = nearest.map(|it| match it.strip_prefix("inbox.") {
+                Some(name) if of_all.is_some() => format!("did you mean `{section}.{name}`?"),
+                _ => format!("did you mean `{it}`?"),
+            });
+            return Err(Error::new(origin, format!("unknown key `{path}`")).with_hint(hint));
+        }
+        if of_all.as_deref() == Some(SHARED) {
+            let problem = format!("`{path}`: consumers share their tables");
+            let hint = format!("set `{SHARED}` in [{INBOX}]");
+            return Err(Error::new(origin, problem).with_hint(Some(hint)));
+        }
+        self.set(path, value, origin);
+        Ok(())
+    }
+
     pub(super) fn note(&mut self, path: &str, origin: Origin) {
         self.origins.insert(path.to_owned(), origin);
     }
@@ -51,12 +76,8 @@ impl Given {
     /// Where it came from. What was not given for a consumer may have been given for all, and what
     /// is not in a route has the route's place.
     pub(super) fn origin(&self, path: &str) -> Option<Origin> {
-        let parts: Vec<_> = path.split('.').collect();
-        let wider = match parts[..] {
-            [INBOX, _, name] => path_of(None, name),
-            [section, ..] => section.to_owned(),
-            [] => String::new(),
-        };
+        let section = || path.split('.').next().unwrap_or_default().to_owned();
+        let wider = of_all_consumers(path).unwrap_or_else(section);
         self.origins.get(path).or_else(|| self.origins.get(&wider)).cloned()
     }
 
@@ -133,7 +154,8 @@ impl Given {
     }
 }
 
-/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
-pub(super) fn variable(path: &str) -> String {
-    format!("TAILPOST_{}", path.replace('.', "__").replace('-', "_").to_uppercase())
+/// The path of a consumer's setting, `inbox.NAME.key`, among those of all consumers: `inbox.key`.
+fn of_all_consumers(path: &str) -> Option<String> {
+    let (_, name) = path.strip_prefix("inbox.")?.split_once('.')?;
+    Some(path_of(None, name))
 }

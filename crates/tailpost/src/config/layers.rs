@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Error, Origin, closest};
 use super::given::Given;
-use super::reference::{INBOX, KEYS, Key, json, path_of};
+use super::reference::{KEYS, json, path_of};
 use super::{LogFormat, environment, routes};
 
 /// The file that is read if it is there and no other is named.
@@ -58,17 +58,34 @@ fn apply_file(given: &mut Given, path: &Path) -> Result<(), Error> {
     let document = DeTable::parse(&text).map_err(|error| {
         Error::new(at(error.span().map_or(0, |span| span.start)), error.message())
     })?;
-    for (section, value) in document.get_ref() {
-        let (name, origin) = (section.get_ref(), at(section.span().start));
-        if name == routes::SECTION {
-            apply_routes(given, value, &at)?;
-            continue;
+    apply_table(given, "", document.get_ref(), &at)
+}
+
+/// Takes what a table has. `within` is the table's path, which ends in a dot unless it is the whole file.
+fn apply_table(
+    given: &mut Given,
+    within: &str,
+    table: &DeTable<'_>,
+    at: &dyn Fn(usize) -> Origin,
+) -> Result<(), Error> {
+    for (name, value) in table {
+        let (path, origin) = (format!("{within}{}", name.get_ref()), at(name.span().start));
+        let below = format!("{path}.");
+        let is_section = KEYS.iter().any(|it| it.path.starts_with(&below));
+        match value.get_ref() {
+            _ if path == routes::SECTION => apply_routes(given, value, at)?,
+            DeValue::Table(consumer) if within == "inbox." => {
+                given.add_consumer(name.get_ref(), &origin)?;
+                apply_table(given, &below, consumer, at)?;
+            }
+            DeValue::Table(table) if is_section => apply_table(given, &below, table, at)?,
+            _ if is_section => {
+                let problem = format!("`{path}` is a section: write [{path}]");
+                return Err(Error::new(origin, problem));
+            }
+            _ if within.is_empty() => return Err(unknown_section(origin, &path)),
+            value => given.give(&path, json(value), origin)?,
         }
-        if !sections().any(|it| it == name) {
-            return Err(unknown_section(origin, name));
-        }
-        let table = value.get_ref().as_table().ok_or_else(|| not_a_section(origin, name))?;
-        apply_section(given, name, table, &at)?;
     }
     Ok(())
 }
@@ -93,54 +110,9 @@ fn apply_routes(
     Ok(())
 }
 
-fn apply_section(
-    given: &mut Given,
-    section: &str,
-    table: &DeTable<'_>,
-    at: &dyn Fn(usize) -> Origin,
-) -> Result<(), Error> {
-    for (name, value) in table {
-        let (path, origin) = (format!("{section}.{}", name.get_ref()), at(name.span().start));
-        let is_section = KEYS.iter().any(|it| it.path.starts_with(&format!("{path}.")));
-        match value.get_ref() {
-            DeValue::Table(consumer) if section == INBOX => {
-                given.add_consumer(name.get_ref(), &origin)?;
-                for (key, value) in consumer {
-                    let (key, origin) = (key.get_ref(), at(key.span().start));
-                    given.set_of_consumer(name.get_ref(), key, json(value.get_ref()), origin)?;
-                }
-            }
-            DeValue::Table(table) if is_section => apply_section(given, &path, table, at)?,
-            _ if is_section => return Err(not_a_section(origin, &path)),
-            value => {
-                let value = json(value);
-                if let Some(gone) = Error::removed(&origin, &path, value.as_str()) {
-                    return Err(gone);
-                }
-                Key::find(&path).ok_or_else(|| unknown_key(origin.clone(), &path))?;
-                given.set(&path, value, origin);
-            }
-        }
-    }
-    Ok(())
-}
-
-fn unknown_key(origin: Origin, path: &str) -> Error {
-    let hint = closest(path, KEYS.iter().map(|it| it.path.as_str()));
-    Error::new(origin, format!("unknown key `{path}`"))
-        .with_hint(hint.map(|it| format!("did you mean `{it}`?")))
-}
-
-fn not_a_section(origin: Origin, name: &str) -> Error {
-    Error::new(origin, format!("`{name}` is a section: write [{name}]"))
-}
-
-fn sections() -> impl Iterator<Item = &'static str> {
-    KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it)
-}
-
 fn unknown_section(origin: Origin, name: &str) -> Error {
-    let hint = closest(name, sections().chain([routes::SECTION])).map(|it| match it {
+    let sections = KEYS.iter().filter_map(|it| it.path.split_once('.')).map(|(it, _)| it);
+    let hint = closest(name, sections.chain([routes::SECTION])).map(|it| match it {
         routes::SECTION => format!("did you mean [[{it}]]?"),
         _ => format!("did you mean [{it}]?"),
     });

@@ -109,22 +109,23 @@ pub(crate) struct RewindSettings {
 /// What holds for a consumer: of `[inbox]`, or of that with what `[inbox.NAME]` has otherwise.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ConsumerSettings {
-    pub(super) handler: Option<String>,
-    pub(super) stream: Option<String>,
-    pub(super) subjects: Option<Vec<String>>,
-    pub(super) concurrency: Count<1>,
-    pub(super) lease: Time,
-    pub(super) ack_wait: Time,
-    pub(super) max_attempts: Count<1>,
-    pub(super) backoff_first: Time,
-    pub(super) backoff_max: Time,
-    pub(super) timeout: Time,
-    pub(super) secrets: Option<Vec<SigningSecret>>,
-    pub(super) ca: Option<PathBuf>,
-    pub(super) cert: Option<PathBuf>,
-    pub(super) key: Option<PathBuf>,
-    pub(super) retention: OrOff<Time>,
+pub(crate) struct ConsumerSettings {
+    pub(crate) handler: Option<String>,
+    pub(crate) stream: Option<String>,
+    pub(crate) subjects: Option<Vec<String>>,
+    pub(crate) concurrency: Count<1>,
+    pub(crate) lease: Time,
+    pub(crate) ack_wait: Time,
+    pub(crate) max_attempts: Count<1>,
+    pub(crate) backoff_first: Time,
+    pub(crate) backoff_max: Time,
+    /// How long the handler may take to answer.
+    pub(crate) timeout: Time,
+    pub(crate) secrets: Option<Vec<SigningSecret>>,
+    pub(crate) ca: Option<PathBuf>,
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+    pub(crate) retention: OrOff<Time>,
 }
 
 #[derive(Clone, Deserialize)]

@@ -5,7 +5,6 @@ use relay::{Destination, Mode};
 
 use super::reference::{KEYS, REFERENCE, is_secret, setting};
 use super::*;
-use crate::refusal::Ending;
 
 fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Error> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("temporary file");

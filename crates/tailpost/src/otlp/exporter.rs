@@ -43,8 +43,6 @@ const ATTEMPTS_MAX: u32 = 4;
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a stop waits for what is left.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
-/// How often a collector is called slow, or choosy.
-const SAID_EVERY: Duration = Duration::from_mins(10);
 const RESPONSE_BYTES_MAX: usize = 64 << 10;
 /// How much is logged of what a collector says.
 const REASON_CHARS_MAX: usize = 300;
@@ -77,11 +75,8 @@ impl Exporter {
             headers: headers(settings)?,
             resource: resource(settings),
             url,
-            state: State::Fine,
+            failing: None,
             seen_dropped: dropped(),
-            slow_said: None,
-            rejected: 0,
-            rejection_said: None,
         };
         let (sender, queue) = mpsc::channel(QUEUE);
         let sink = SpanSink::new(move |span| {
@@ -120,12 +115,12 @@ fn url(endpoint: &str, is_exact: bool) -> String {
     }
 }
 
-/// On the exporter's own thread. Somebody who looks up the collector's name may still be at it: no
-/// process waits for that.
+/// Runs on the exporter's own thread. A look-up of the collector's name may still block a thread:
+/// the runtime does not wait for it.
 fn run(runtime: Runtime, work: impl Future<Output = ()>, ended: oneshot::Sender<()>) {
     runtime.block_on(work);
     runtime.shutdown_background();
-    let _ = ended.send(()); // fails when nobody waits any more
+    let _ = ended.send(()); // fails if the receiver is gone
 }
 
 /// Sends a request, with TLS or without.
@@ -160,41 +155,15 @@ fn resource(settings: &Settings) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// `None` if everything was taken.
-fn rejected(told: ExportTracePartialSuccess, sent: u64) -> Option<Rejected> {
-    let spans = told.rejected_spans.max(0).unsigned_abs().min(sent);
-    let line = told.error_message.lines().next().unwrap_or_default();
-    let reason = line.chars().take(REASON_CHARS_MAX).collect();
-    (spans > 0).then_some(Rejected { spans, reason })
-}
-
 struct Work {
     client: Http,
     url: Uri,
     headers: HeaderMap,
     resource: Vec<(&'static str, String)>,
-    state: State,
+    /// While requests fail: how many spans had been dropped before.
+    failing: Option<u64>,
+    /// How many of the dropped spans have been logged.
     seen_dropped: u64,
-    slow_said: Option<Instant>,
-    /// Spans that the collector rejected, since that was said.
-    rejected: u64,
-    rejection_said: Option<Instant>,
-}
-
-/// What a collector did not take of a request, and why.
-struct Rejected {
-    spans: u64,
-    reason: String,
-}
-
-/// What an operator was told last.
-#[derive(Debug, Clone, Copy)]
-enum State {
-    Fine,
-    /// Requests fail. So many spans had been dropped when that began.
-    Failing {
-        dropped: u64,
-    },
 }
 
 enum Failure {
@@ -207,8 +176,8 @@ enum Failure {
 impl Work {
     async fn run(mut self, mut queue: Receiver<Span>, stop: CancellationToken) {
         let mut batch = Vec::new();
-        loop {
-            let gathered = async {
+        let exported = async {
+            loop {
                 queue.recv_many(&mut batch, BATCH).await;
                 let until = Instant::now() + LINGER;
                 while batch.len() < BATCH
@@ -216,17 +185,16 @@ impl Work {
                 {
                     batch.push(span);
                 }
-            };
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                () = gathered => {}
+                if !self.export(&batch, ATTEMPTS_MAX).await {
+                    DROPPED.fetch_add(batch.len() as u64, Ordering::Relaxed);
+                }
+                batch.clear();
             }
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                () = self.export(&batch) => batch.clear(),
-            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = exported => {}
         }
         let flushed = async {
             loop {
@@ -235,14 +203,8 @@ impl Work {
                 {
                     batch.push(span);
                 }
-                if batch.is_empty() {
+                if batch.is_empty() || !self.export(&batch, 1).await {
                     return;
-                }
-                match self.attempt(&batch).await {
-                    Ok(rejected) => self.succeeded(rejected),
-                    Err(Failure::Passing(why, _) | Failure::Final(why)) => {
-                        return self.failed(&why);
-                    }
                 }
                 batch.clear();
             }
@@ -255,26 +217,28 @@ impl Work {
         }
     }
 
-    /// Exports spans or gives them up.
-    async fn export(&mut self, batch: &[Span]) {
+    /// Whether the collector took the spans, in so many attempts.
+    async fn export(&mut self, batch: &[Span], attempts: u32) -> bool {
         let mut pause = PAUSE.0;
         for attempt in 1.. {
             let (why, named) = match self.attempt(batch).await {
-                Ok(rejected) => return self.succeeded(rejected),
-                Err(Failure::Passing(why, named)) if attempt < ATTEMPTS_MAX => (why, named),
-                Err(Failure::Passing(why, _) | Failure::Final(why)) => {
-                    self.failed(&why);
-                    DROPPED.fetch_add(batch.len() as u64, Ordering::Relaxed);
-                    return;
+                Ok(partial) => {
+                    self.succeeded(&partial.unwrap_or_default(), batch.len() as u64);
+                    return true;
                 }
+                Err(Failure::Passing(why, named)) => (why, (attempt < attempts).then_some(named)),
+                Err(Failure::Final(why)) => (why, None),
             };
             self.failed(&why);
+            let Some(named) = named else { return false };
             sleep(named.unwrap_or(pause).min(PAUSE.1)).await;
             pause *= 2;
         }
+        false
     }
 
-    async fn attempt(&self, batch: &[Span]) -> Result<Option<Rejected>, Failure> {
+    /// One request. Returns what the collector says of spans that it did not take.
+    async fn attempt(&self, batch: &[Span]) -> Result<Option<ExportTracePartialSuccess>, Failure> {
         let body = Bytes::from(proto::request(&self.resource, batch).encode_to_vec());
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
@@ -283,7 +247,7 @@ impl Work {
         let passing = |why: String| Failure::Passing(why, None);
         let exchange = async {
             let response = (self.client)(request).await;
-            let response = response.map_err(|error| passing(crate::exit::chain(&error.into())))?;
+            let response = response.map_err(|it| passing(crate::errors::chain(&it.into())))?;
             let (parts, body) = response.into_parts();
             let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
             Ok((parts, body.map(|it| it.to_bytes()).unwrap_or_default()))
@@ -292,11 +256,7 @@ impl Work {
         let (parts, body) = timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| late())?;
         if parts.status.is_success() {
             let response = ExportTraceServiceResponse::decode(body).unwrap_or_default();
-            let rejected = response.partial_success.and_then(|it| rejected(it, batch.len() as u64));
-            let spans = rejected.as_ref().map_or(0, |it| it.spans);
-            DROPPED.fetch_add(spans, Ordering::Relaxed);
-            EXPORTED.fetch_add(batch.len() as u64 - spans, Ordering::Relaxed);
-            return Ok(rejected);
+            return Ok(response.partial_success);
         }
         let why = format!("the collector answers {}", parts.status);
         // As OTLP's specification has it.
@@ -314,8 +274,8 @@ impl Work {
     }
 
     fn failed(&mut self, error: &str) {
-        if !matches!(self.state, State::Failing { .. }) {
-            self.state = State::Failing { dropped: dropped() };
+        if self.failing.is_none() {
+            self.failing = Some(dropped());
             warn!(
                 error,
                 hint = "see that a collector takes OTLP over HTTP at telemetry.otlp_endpoint, \
@@ -325,27 +285,25 @@ impl Work {
         }
     }
 
-    fn succeeded(&mut self, rejected: Option<Rejected>) {
-        let is_due = |said: Option<Instant>| said.is_none_or(|it| it.elapsed() > SAID_EVERY);
-        if let Some(Rejected { spans, reason }) = rejected {
-            self.seen_dropped += spans;
-            self.rejected += spans;
-            if is_due(self.rejection_said) {
-                self.rejection_said = Some(Instant::now());
-                let rejected = std::mem::take(&mut self.rejected);
-                warn!(
-                    rejected,
-                    reason,
-                    hint = "see the collector's own log and limits",
-                    "spans are dropped: the collector rejects them"
-                );
-            }
+    fn succeeded(&mut self, partial: &ExportTracePartialSuccess, sent: u64) {
+        let rejected = partial.rejected_spans.max(0).unsigned_abs().min(sent);
+        EXPORTED.fetch_add(sent - rejected, Ordering::Relaxed);
+        if rejected > 0 {
+            DROPPED.fetch_add(rejected, Ordering::Relaxed);
+            self.seen_dropped += rejected;
+            let line = partial.error_message.lines().next().unwrap_or_default();
+            let reason: String = line.chars().take(REASON_CHARS_MAX).collect();
+            warn!(
+                rejected,
+                reason,
+                hint = "see the collector's own log and limits",
+                "spans are dropped: the collector rejects them"
+            );
         }
         let dropped_now = dropped();
-        if let State::Failing { dropped } = std::mem::replace(&mut self.state, State::Fine) {
-            info!(dropped = dropped_now - dropped, "spans are exported again");
-        } else if dropped_now > self.seen_dropped && is_due(self.slow_said) {
-            self.slow_said = Some(Instant::now());
+        if let Some(before) = self.failing.take() {
+            info!(dropped = dropped_now - before, "spans are exported again");
+        } else if dropped_now > self.seen_dropped {
             warn!(
                 dropped = dropped_now - self.seen_dropped,
                 hint = "give the collector more room, or sample fewer traces",

@@ -72,10 +72,6 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> 
         .answers::<Versioned<Consumers>>(200, "All of them, by name");
     let show_one = Operation::get("/api/v1/consumers/{name}", "Shows a consumer")
         .answers::<Versioned<Shown>>(200, "The consumer");
-    let decision = |path, summary| {
-        let operation = Operation::post(path, summary).body::<Change>();
-        operation.answers::<Versioned<Shown>>(200, "The consumer as it is now")
-    };
     let want = |action: ControlAction| {
         async move |State(state): State<ConsumerState>,
                     caller: Caller,
@@ -84,17 +80,19 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> 
             state.want(action, &name, &caller, change).await
         }
     };
-    let close = decision("/api/v1/consumers/{name}/breaker/close", "Takes the handler for mended");
-    Api::new()
-        .on(list, list_all)
-        .on(show_one, show)
-        .on(
-            decision("/api/v1/consumers/{name}/pause", "Begins no more events"),
-            want(ControlAction::Pause),
-        )
-        .on(decision("/api/v1/consumers/{name}/resume", "Goes on"), want(ControlAction::Resume))
-        .on(close, want(ControlAction::CloseBreaker))
-        .with_state(state)
+    let close = "/api/v1/consumers/{name}/breaker/close";
+    let actions = [
+        ("/api/v1/consumers/{name}/pause", "Begins no more events", ControlAction::Pause),
+        ("/api/v1/consumers/{name}/resume", "Goes on", ControlAction::Resume),
+        (close, "Takes the handler for mended", ControlAction::CloseBreaker),
+    ];
+    let api = Api::new().on(list, list_all).on(show_one, show);
+    let api = actions.into_iter().fold(api, |api, (path, summary, action)| {
+        let operation = Operation::post(path, summary).body::<Change>();
+        let operation = operation.answers::<Versioned<Shown>>(200, "The consumer as it is now");
+        api.on(operation, want(action))
+    });
+    api.with_state(state)
 }
 
 impl ConsumerState {

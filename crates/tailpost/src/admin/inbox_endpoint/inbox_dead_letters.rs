@@ -22,8 +22,8 @@ use crate::admin::api::{
 use crate::admin::cursor;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
+use crate::letters;
 use crate::output::Versioned;
-use crate::refusal::{self, Refusal};
 
 /// Whose dead letters these are.
 #[derive(Clone)]
@@ -103,7 +103,7 @@ async fn show(
 ) -> Result<Response, ApiError> {
     query.check(&caller)?;
     let letters = state.open(query.consumer).await?;
-    json(&refusal::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
+    json(&letters::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
 }
 
 /// Of all consumers that have it, or of the one that is named.
@@ -120,8 +120,8 @@ async fn decide(
     let done = letters.decide(action, &of, &actor).await?;
     if done.is_empty() {
         return Err(match &letters.list(&of, None, 1).await?[..] {
-            [] => Refusal::no_dead_letter(id).into(),
-            _ => Refusal::not_dead(action.name()).into(),
+            [] => letters::no_letter(id).into(),
+            _ => letters::not_dead(action.name()).into(),
         });
     }
     for (consumer, event_id) in done {

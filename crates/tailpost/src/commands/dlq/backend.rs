@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use operate::dead_letters::outbox_letters::{DeadLetter, DeadLetterDetail, DeadLetters};
-use operate::dead_letters::{Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
+use operate::dead_letters::{Action, Actor, Aggregate, BulkRequest, Filter, Overview, Progress};
 use relay::Config;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -12,9 +12,9 @@ use uuid::Uuid;
 use super::client::{Client, escape};
 use crate::admin::api::Change;
 use crate::admin::dead_letters::{Requeue, Started};
-use crate::bulk;
 use crate::commands::decide::Queue;
 use crate::config::Settings;
+use crate::letters;
 
 /// How often a running operation is asked how far it is.
 const POLL: Duration = Duration::from_millis(200);
@@ -42,22 +42,6 @@ impl Backend {
         }
     }
 
-    pub(super) async fn requeue(
-        &self,
-        id: Uuid,
-        payload: Option<String>,
-        actor: &Actor,
-    ) -> anyhow::Result<()> {
-        match self {
-            Self::Http(client) => {
-                let Change { by, why } = change(actor);
-                let requeue = Requeue { by, why, payload };
-                client.post(&format!("{BASE}/{id}/requeue"), &requeue).await
-            }
-            Self::Direct(it) => Ok(it.requeue(id, payload.as_deref(), actor).await?),
-        }
-    }
-
     pub(super) async fn requeue_aggregate(
         &self,
         aggregate: &Aggregate,
@@ -69,13 +53,6 @@ impl Backend {
                 client.post(&path, &change(actor)).await
             }
             Self::Direct(it) => Ok(it.requeue_aggregate(aggregate, actor).await?),
-        }
-    }
-
-    pub(super) async fn discard(&self, id: Uuid, actor: &Actor) -> anyhow::Result<()> {
-        match self {
-            Self::Http(client) => client.delete(&format!("{BASE}/{id}"), &change(actor)).await,
-            Self::Direct(dead_letters) => Ok(dead_letters.discard(id, actor).await?),
         }
     }
 }
@@ -90,6 +67,41 @@ impl Queue for Backend {
         }
     }
 
+    async fn find(&self, events: &[Uuid]) -> anyhow::Result<Vec<DeadLetter>> {
+        let mut found = Vec::new();
+        for &id in events {
+            let letter = self.detail(id, false).await?.dead_letter;
+            let letter = letter.filter(|it| it.discarded_at.is_none());
+            found.push(letter.ok_or(relay::Error::NoDeadLetter { id })?);
+        }
+        Ok(found)
+    }
+
+    async fn decide(
+        &self,
+        action: Action,
+        events: &[Uuid],
+        payload: Option<String>,
+        actor: &Actor,
+    ) -> anyhow::Result<Vec<String>> {
+        for &id in events {
+            let (path, payload, Change { by, why }) =
+                (format!("{BASE}/{id}"), payload.clone(), change(actor));
+            match (self, action) {
+                (Self::Http(client), Action::Requeue) => {
+                    let requeue = Requeue { by, why, payload };
+                    client.post(&format!("{path}/requeue"), &requeue).await?
+                }
+                (Self::Http(client), _) => client.delete(&path, &Change { by, why }).await?,
+                (Self::Direct(it), Action::Requeue) => {
+                    it.requeue(id, payload.as_deref(), actor).await?;
+                }
+                (Self::Direct(it), _) => it.discard(id, actor).await?,
+            }
+        }
+        Ok(events.iter().map(Uuid::to_string).collect())
+    }
+
     async fn work_through(
         &self,
         request: BulkRequest,
@@ -100,7 +112,7 @@ impl Queue for Backend {
         let client = match self {
             Self::Http(client) => client,
             Self::Direct(it) => {
-                return bulk::work_through(&**it, &request, actor, progress, stop).await;
+                return letters::work_through(&**it, &request, actor, progress, stop).await;
             }
         };
         let Change { by, why } = change(actor);

@@ -1,21 +1,38 @@
-//! The admin API of a running relay or inbox, from the other side.
+//! A client of the admin API of a running relay or inbox.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Context;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::Client as Http;
+use hyper_util::rt::TokioExecutor;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::TcpStream;
 
 use crate::admin::ApiError;
 use crate::config::AdminSettings;
-use crate::errors::{API_TIMEOUT, ClientError, Service};
+use crate::errors::{Kind, Refusal};
+
+/// The server answers within five seconds, or says that it cannot.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A process that has an API.
+#[derive(Debug, Clone, Copy)]
+struct Service {
+    name: &'static str,
+    /// With its article.
+    one: &'static str,
+    /// The setting with its address.
+    key: &'static str,
+}
+
+const RELAY: Service = Service { name: "relay", one: "a relay", key: "admin.listen" };
+const INBOX: Service = Service { name: "inbox", one: "an inbox", key: "admin.inbox_listen" };
 
 /// Where the API is, and the token for it.
 pub(crate) struct Client {
@@ -24,26 +41,30 @@ pub(crate) struct Client {
     token: Option<String>,
 }
 
+/// Whether the process could not be reached.
+pub(crate) fn is_away(error: &anyhow::Error) -> bool {
+    error.chain().any(|it| it.is::<std::io::Error>())
+}
+
 impl Client {
-    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, ClientError> {
-        Self::of(Service::Relay, *settings.listen, settings)
+    pub(crate) fn new(settings: &AdminSettings) -> Result<Self, Refusal> {
+        Self::of(RELAY, *settings.listen, settings)
     }
 
-    /// Of an inbox.
-    pub(crate) fn of_inbox(settings: &AdminSettings) -> Result<Self, ClientError> {
-        Self::of(Service::Inbox, *settings.inbox_listen, settings)
+    pub(crate) fn of_inbox(settings: &AdminSettings) -> Result<Self, Refusal> {
+        Self::of(INBOX, *settings.inbox_listen, settings)
     }
 
     fn of(
         of: Service,
         address: Option<SocketAddr>,
         settings: &AdminSettings,
-    ) -> Result<Self, ClientError> {
-        let address = address.ok_or(ClientError::Off { of })?;
-        Ok(Self { of, address, token: settings.own_token() })
+    ) -> Result<Self, Refusal> {
+        let off = || of.away(format!("{} is off, so no {} can be asked", of.key, of.name));
+        Ok(Self { of, address: address.ok_or_else(off)?, token: settings.own_token() })
     }
 
-    /// What became of something, whatever that is.
+    /// The answer, whatever its status is.
     pub(crate) async fn told<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let (status, body) = self.send(Method::GET, path, None::<&()>).await?;
         match serde_json::from_slice(&body) {
@@ -91,15 +112,28 @@ impl Client {
         let json = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
         let mut request = Request::builder()
             .method(method)
-            .uri(format!("/api/v1/{path}"))
-            .header(HOST, address.to_string())
+            .uri(format!("http://{address}/api/v1/{path}"))
             .header(CONTENT_TYPE, "application/json");
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         let request = request.body(Full::new(Bytes::from(json))).context("make a request")?;
-        let answered = tokio::time::timeout(API_TIMEOUT, exchange(of, address, request)).await;
-        answered.map_err(|_| ClientError::Silent { of, address })?
+        // The causes between are those of a library.
+        let away = |error| {
+            let root = anyhow::Error::from(error).root_cause().to_string();
+            let problem = format!("could not reach {} at {address}", of.one);
+            of.away(problem).because(std::io::Error::other(root))
+        };
+        let exchange = async {
+            let http = Http::builder(TokioExecutor::new()).build_http();
+            let answer = http.request(request).await.map_err(away)?;
+            let status = answer.status();
+            anyhow::Ok((status, answer.into_body().collect().await?.to_bytes()))
+        };
+        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| {
+            let problem = format!("the {} at {address} did not answer within {TIMEOUT:?}", of.name);
+            Err(Refusal::timed_out(problem).with_hint("--direct asks the database instead").into())
+        })
     }
 }
 
@@ -108,38 +142,40 @@ pub(in crate::commands) fn escape(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-fn refused(status: StatusCode, body: &[u8]) -> ClientError {
+impl Service {
+    /// The process cannot be reached.
+    fn away(self, problem: String) -> Refusal {
+        let Self { one, key, .. } = self;
+        let hint = format!("--direct asks the database instead; {key} says where {one} listens");
+        Refusal::new(Kind::Unreachable, problem).with_hint(hint)
+    }
+}
+
+/// What an answer that is an error says.
+fn refused(status: StatusCode, body: &[u8]) -> Refusal {
     let (error, hint) = match serde_json::from_slice(body) {
         Ok(ApiError { detail, hint, .. }) => (detail, hint),
         Err(_) => without_words(status, body),
     };
-    ClientError::Refused { status, error, hint }
+    let kind = match status.as_u16() {
+        400 | 401 | 403 | 409 | 422 => Kind::Refused,
+        404 => Kind::NotFound,
+        503 => Kind::Unreachable,
+        504 => Kind::TimedOut,
+        _ => Kind::Failed,
+    };
+    let is_unknown = status == StatusCode::UNAUTHORIZED;
+    let hint = if is_unknown { Some("set admin.token to the relay's".into()) } else { hint };
+    hint.into_iter().fold(Refusal::new(kind, error), Refusal::with_hint)
 }
 
-/// What an answer says that is not the API's own.
+/// What an answer says that is no problem document.
 fn without_words(status: StatusCode, body: &[u8]) -> (String, Option<String>) {
     let said = String::from_utf8_lossy(body).trim().to_owned();
     let error = if said.is_empty() { format!("it answered {status}") } else { said };
     let is_late = status == StatusCode::GATEWAY_TIMEOUT;
     let hint = is_late.then(|| "--direct asks the database, for as long as it takes".to_owned());
     (error, hint)
-}
-
-async fn exchange(
-    of: Service,
-    address: SocketAddr,
-    request: Request<Full<Bytes>>,
-) -> anyhow::Result<(StatusCode, Bytes)> {
-    let unreachable = |source| ClientError::Unreachable { of, address, source };
-    let stream = TcpStream::connect(address).await.map_err(unreachable)?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio::spawn(connection);
-    let answer = sender.send_request(request).await?;
-    let status = answer.status();
-    let body = answer.into_body().collect().await?.to_bytes();
-    connection.abort();
-    Ok((status, body))
 }
 
 #[cfg(test)]

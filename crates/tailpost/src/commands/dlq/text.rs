@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use operate::dead_letters::{DeadLetterDetail, Filter, GROUPED_MAX, Overview};
+use operate::dead_letters::{Action, DeadLetterDetail, Filter, GROUPED_MAX, Overview};
+use serde::Serialize;
 use serde_json::Value;
 
-use crate::output::{duration, if_any, one_line};
+use crate::output::{Lines, bare, duration, if_any, one_line};
 
 /// A reason in a table; `show` has all of it.
 const REASON_CHARS: usize = 72;
@@ -16,11 +17,13 @@ pub(in crate::commands) trait Shown {
     const QUEUE: &'static str;
     const VERBS: &'static str;
 
+    /// The event, and whose dead letter it is.
+    fn name(&self) -> String;
+    /// Why the action cannot be done to it, if so.
+    fn why_not(&self, action: Action) -> Option<&'static str>;
     /// What it is, in a list.
     fn headline(&self) -> String;
     fn reason(&self) -> &str;
-    /// What is known of it, beside its id, with labels.
-    fn facts(&self) -> Vec<(&'static str, String)>;
 }
 
 pub(in crate::commands) fn list<L: Shown>(overview: &Overview<L>) -> String {
@@ -64,6 +67,14 @@ impl Shown for operate::dead_letters::outbox_letters::DeadLetter {
     const QUEUE: &'static str = "outbox";
     const VERBS: &'static str = "`requeue`";
 
+    fn name(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn why_not(&self, _: Action) -> Option<&'static str> {
+        None
+    }
+
     fn headline(&self) -> String {
         let Self { id, aggregate_type, aggregate_id, event_type, .. } = self;
         let at = self.dead_at.strftime("%Y-%m-%d %H:%M:%S");
@@ -74,31 +85,24 @@ impl Shown for operate::dead_letters::outbox_letters::DeadLetter {
     fn reason(&self) -> &str {
         &self.reason
     }
-
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let version = self.event_version.unwrap_or(1);
-        let waits = self.blocked_by.map(|by| ("waits for", by.to_string()));
-        let blocks = "later events of its aggregate wait for it".to_owned();
-        let blocks = (waits.is_none() && self.blocks).then_some(("blocks", blocks));
-        let facts = [
-            Some(("aggregate", format!("{}:{}", self.aggregate_type, self.aggregate_id))),
-            Some(("type", format!("{}, version {version}", self.event_type))),
-            self.shard.map(|it| ("shard", it.to_string())),
-            self.occurred_at.map(|it| ("occurred", it.to_string())),
-            Some(("dead since", self.dead_at.to_string())),
-            Some(("reason", self.reason.clone())),
-            Some(("attempts", self.attempts.unwrap_or(0).to_string())),
-            waits,
-            blocks,
-            self.discarded_at.map(|it| ("discarded", it.to_string())),
-        ];
-        facts.into_iter().flatten().collect()
-    }
 }
 
 impl Shown for operate::dead_letters::inbox_letters::DeadLetter {
     const QUEUE: &'static str = "inbox";
     const VERBS: &'static str = "`requeue`, `reject`";
+
+    fn name(&self) -> String {
+        format!("{} of {}", self.event_id, self.consumer)
+    }
+
+    fn why_not(&self, action: Action) -> Option<&'static str> {
+        match (self.requeued, self.recorded) {
+            (true, _) => Some("is requeued"),
+            _ if action.is_final() || self.can_be_requeued() => None,
+            (false, false) => Some("has no record in the inbox any more"),
+            (false, true) => Some("cannot be handled, whatever changes"),
+        }
+    }
 
     fn headline(&self) -> String {
         let Self { event_id, consumer, attempts, .. } = self;
@@ -113,23 +117,6 @@ impl Shown for operate::dead_letters::inbox_letters::DeadLetter {
 
     fn reason(&self) -> &str {
         &self.reason
-    }
-
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let aggregate = self.aggregate_type.as_ref().zip(self.aggregate_id.as_ref());
-        let facts = [
-            Some(("consumer", self.consumer.clone())),
-            aggregate.map(|(kind, id)| ("aggregate", format!("{kind}:{id}"))),
-            self.event_type.clone().map(|it| ("type", it)),
-            Some(("occurred", self.occurred_at.to_string())),
-            Some(("subject", self.subject.clone())),
-            Some(("dead since", self.dead_at.to_string())),
-            Some(("attempts", self.attempts.to_string())),
-            Some(("cause", self.cause.clone())),
-            Some(("reason", self.reason.clone())),
-            Some(("carries", format!("{} bytes", self.payload_bytes))),
-        ];
-        facts.into_iter().flatten().collect()
     }
 }
 
@@ -153,40 +140,34 @@ fn groups<L>(text: &mut String, overview: &Overview<L>) {
     }
 }
 
-/// What became of one event.
-pub(super) fn detail<L: Shown>(detail: &DeadLetterDetail<L>) -> String {
-    let mut text = String::new();
-    let mut add = |label: &str, value: &dyn std::fmt::Display| {
-        line(&mut text, &format!("{label:<12} {}", one_line(&value.to_string())));
-    };
-    add("event", &detail.id);
-    add("state", &detail.state);
-    for (label, value) in detail.dead_letter.iter().flat_map(Shown::facts) {
-        add(label, &value);
-    }
-    if let Some(at) = detail.published_at {
-        add("published", &at);
-    }
+/// What became of one event: each field that has a value.
+pub(super) fn detail<L: Serialize + Shown>(detail: &DeadLetterDetail<L>) -> anyhow::Result<String> {
+    let mut lines = Lines::with_labels(14);
+    let id = || detail.id.to_string();
+    lines.add("event", detail.dead_letter.as_ref().map_or_else(id, Shown::headline));
+    lines.add("state", &detail.state);
+    lines.add_fields(&detail.dead_letter)?;
+    lines.add_some("published at", detail.published_at.as_ref());
     if let Some(seq) = detail.stream_seq {
-        add("stored as", &format_args!("{} {seq}", detail.stream.as_deref().unwrap_or("sequence")));
+        lines.add(
+            "stored as",
+            format_args!("{} {seq}", detail.stream.as_deref().unwrap_or("sequence")),
+        );
     }
     for entry in &detail.history {
         let why = if_any(": ", entry.why.as_ref());
         let changed = if entry.payload_replaced { ", payload replaced" } else { "" };
         let (at, action, actor) = (entry.at, &entry.action, &entry.actor);
-        add("history", &format_args!("{at} {action} by {actor}{changed}{why}"));
+        lines.add("history", format_args!("{at} {action} by {actor}{changed}{why}"));
     }
     for (name, values) in detail.headers.iter().filter_map(Value::as_object).flatten() {
         let values = values.as_array().map_or(std::slice::from_ref(values), Vec::as_slice);
         for value in values {
-            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            add("header", &format_args!("{name}: {value}"));
+            lines.add("header", format_args!("{name}: {}", bare(value)));
         }
     }
-    if let Some(payload) = detail.payload_text() {
-        line(&mut text, &format!("{:<12} {payload}", "payload"));
-    }
-    text
+    let payload = detail.payload_text().map(|it| format!("{:<14} {it}\n", "payload"));
+    Ok(lines.text + &payload.unwrap_or_default())
 }
 
 /// What became of a requeued event.

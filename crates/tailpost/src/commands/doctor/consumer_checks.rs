@@ -42,7 +42,7 @@ pub(in crate::commands) async fn consumer_checks(
     let inspected = Inspected { postgres, nats, table: &table };
     let retention = settings.inbox_retention();
     let builders = configured.into_iter().map(|consumer| {
-        let builder = builder(consumer);
+        let builder = builder(&consumer);
         match retention {
             Some(keep) => builder.retention(keep),
             None => builder,

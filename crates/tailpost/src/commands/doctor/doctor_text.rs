@@ -7,39 +7,31 @@ use operate::checks::{Category, Check, RemedyKind, Severity, summary};
 
 use crate::output::one_line;
 
-/// What stands before a check.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Marks([&'static str; 4]);
-
-impl Marks {
-    const SIGNS: Self = Self(["√", "-", "‼", "×"]);
-    const WORDS: Self = Self(["ok     ", "skipped", "WARNING", "ERROR  "]);
-
-    /// Signs for a terminal, words for everything else.
-    pub(super) fn of_stdout() -> Self {
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-        if std::io::stdout().is_terminal() && !plain { Self::SIGNS } else { Self::WORDS }
-    }
-
-    fn of(self, severity: Severity) -> &'static str {
-        let [ok, skipped, warning, error] = self.0;
-        match severity {
-            Severity::Ok => ok,
-            Severity::Skipped => skipped,
-            Severity::Warning => warning,
-            Severity::Error => error,
-        }
-    }
+/// What stands before a check: a sign on a terminal, a word anywhere else.
+fn mark(severity: Severity, is_sign: bool) -> &'static str {
+    let (sign, word) = match severity {
+        Severity::Ok => ("√", "ok     "),
+        Severity::Skipped => ("-", "skipped"),
+        Severity::Warning => ("‼", "WARNING"),
+        Severity::Error => ("×", "ERROR  "),
+    };
+    if is_sign { sign } else { word }
 }
 
-pub(super) fn text(checks: &[Check], marks: Marks) -> String {
+/// Whether standard output shows signs.
+pub(super) fn has_signs() -> bool {
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    std::io::stdout().is_terminal() && !is_plain
+}
+
+pub(super) fn text(checks: &[Check], has_signs: bool) -> String {
     let mut text = String::new();
     for category in Category::ALL {
         let mut of_it = checks.iter().filter(|it| it.category == category).peekable();
         if of_it.peek().is_some() {
             let name = category.name();
             writeln!(text, "{name}\n{}", "-".repeat(name.len())).expect("writing to a string");
-            of_it.for_each(|check| line(&mut text, check, marks));
+            of_it.for_each(|check| line(&mut text, check, has_signs));
             text.push('\n');
         }
     }
@@ -58,10 +50,10 @@ pub(super) fn text(checks: &[Check], marks: Marks) -> String {
     text
 }
 
-fn line(text: &mut String, check: &Check, marks: Marks) {
+fn line(text: &mut String, check: &Check, has_signs: bool) {
     let Check { id, subject, severity, title, evidence, remedies, docs, .. } = check;
     let subject = subject.as_ref().map(|it| format!(" [{it}]")).unwrap_or_default();
-    let (mark, evidence) = (marks.of(*severity), one_line(evidence));
+    let (mark, evidence) = (mark(*severity, has_signs), one_line(evidence));
     writeln!(text, "{mark} {id}{subject}: {title}").expect("writing to a string");
     if *severity == Severity::Ok {
         return;
@@ -123,14 +115,14 @@ replication
 
 1 error, 0 warnings, 1 ok, 0 skipped
 ";
-        assert_eq!(text(&checks, Marks::SIGNS), expected);
-        assert!(text(&checks, Marks::WORDS).is_ascii());
+        assert_eq!(text(&checks, true), expected);
+        assert!(text(&checks, false).is_ascii());
     }
 
     #[test]
     fn what_a_remedy_costs_is_told_below_it() {
         let remedy = Remedy::sql("DROP TABLE x").with_caution("its rows are gone");
-        let told = text(&[check(Severity::Error, vec![remedy])], Marks::WORDS);
+        let told = text(&[check(Severity::Error, vec![remedy])], false);
         assert!(told.contains("    !  its rows are gone\n    -> psql> DROP TABLE x;\n"), "{told}");
     }
 }

@@ -5,7 +5,7 @@ use operate::checks::{Check, Severity, summary};
 use super::Report;
 use super::probe::Probed;
 use crate::errors::NagiosState;
-use crate::{exit, output};
+use crate::{errors, output};
 
 /// Checks that the line names.
 const NAMED_MAX: usize = 5;
@@ -14,7 +14,7 @@ pub(super) fn tell(made: anyhow::Result<Report>) -> anyhow::Result<()> {
     let (state, line) = match made {
         Ok(Report { not_probed: None, checks, probe, .. }) => judge(&checks, probe.as_deref()),
         Ok(Report { not_probed: Some(error), .. }) | Err(error) => {
-            (NagiosState::Unknown, bare(&exit::chain(&error)))
+            (NagiosState::Unknown, bare(&errors::chain(&error)))
         }
     };
     output::text(&format!("TAILPOST {state} - {line}"))?;

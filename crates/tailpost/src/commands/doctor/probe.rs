@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::cli::DoctorArgs;
 use crate::commands::wait::for_effect;
 use crate::config::Settings;
+use crate::errors::Refusal;
 use crate::output::one_line;
-use crate::refusal::Refusal;
 
 /// What became of one canary event.
 #[derive(Debug, Serialize)]

@@ -1,4 +1,4 @@
-//! Answers those who wait for events of the consumers that run here.
+//! Answers requests that wait for events of the consumers that run here.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::admin::WaitingOf;
 /// Before the database is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Never ends. There is a connection for each consumer for which somebody waits.
+/// Never ends. Each consumer with a waiting request has a connection.
 pub(super) async fn give(
     postgres: &PostgresTarget,
     table: &Table,
@@ -42,7 +42,7 @@ async fn give_of(
             anyhow::Ok(())
         };
         if let Err(error) = answered.await {
-            let error = crate::exit::chain(&error);
+            let error = crate::errors::chain(&error);
             warn!(consumer, error, "cannot look for events that somebody waits for");
             tokio::time::sleep(PAUSE).await;
         }

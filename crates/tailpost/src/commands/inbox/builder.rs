@@ -1,17 +1,18 @@
 //! A consumer of the settings, as the library builds it.
 
-use inbox::{Builder, Inbox};
+use inbox::{Backoff, Builder, Inbox};
 
 use crate::config::Consumer;
 
 /// An inbox as the settings want it, without its connections.
-pub(in crate::commands) fn builder(consumer: Consumer) -> Builder {
-    Inbox::builder(consumer.name)
-        .stream(consumer.stream)
-        .filter_subjects(consumer.subjects)
-        .lanes(consumer.concurrency)
-        .lease(consumer.lease)
-        .ack_wait(consumer.ack_wait)
-        .max_attempts(consumer.max_attempts)
-        .backoff(consumer.backoff)
+pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
+    let it = &consumer.settings;
+    Inbox::builder(&consumer.name)
+        .stream(&consumer.stream)
+        .filter_subjects(it.subjects.clone().unwrap_or_default())
+        .lanes(it.concurrency.get())
+        .lease(it.lease.0)
+        .ack_wait(it.ack_wait.0)
+        .max_attempts(it.max_attempts.0)
+        .backoff(Backoff { first: it.backoff_first.0, max: it.backoff_max.0 })
 }

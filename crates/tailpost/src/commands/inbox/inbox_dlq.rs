@@ -1,8 +1,7 @@
 //! Dead letters on the terminal.
 
-use std::fmt::Write;
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, ErrorKind, Write as _};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -15,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::cli::MarkProcessedArgs;
-use crate::cli::dlq_args::{ExportArgs, InboxDlqCommand, WorkArgs};
-use crate::commands::decide::Queue;
-use crate::commands::{decide, dlq};
+use crate::cli::dlq_args::{ExportArgs, InboxDlqCommand};
+use crate::commands::decide::{self, Queue, decide};
+use crate::commands::dlq;
 use crate::config::Settings;
-use crate::refusal::{self, Refusal};
-use crate::{bulk, output};
+use crate::errors::Refusal;
+use crate::{letters, output};
 
 /// How many dead letters one command looks at.
 const LETTERS_MAX: u32 = 100_000;
@@ -28,18 +27,24 @@ const LETTERS_MAX: u32 = 100_000;
 const EXPORT_BATCH: usize = 100;
 
 pub(super) async fn run(command: &InboxDlqCommand, settings: &Settings) -> anyhow::Result<()> {
-    let letters = super::dead_letters(settings).await?;
-    let of = |consumer: &Option<String>| letters.of_consumer(consumer.clone());
+    let of_all = super::dead_letters(settings).await?;
+    let of = |consumer: &Option<String>| of_all.of_consumer(consumer.clone());
     match command {
         InboxDlqCommand::List(it) => decide::list(&of(&it.consumer), &it.args).await,
         InboxDlqCommand::Show(it) => {
             let ids = &[it.args.id][..];
             let found = of(&it.consumer).details(&ids.into(), it.args.payload, LETTERS_MAX).await?;
-            dlq::show_one(&refusal::only(it.args.id, found)?, it.args.json)
+            dlq::show_one(&letters::only(it.args.id, found)?, it.args.json)
         }
-        InboxDlqCommand::Requeue(it) => decide(&of(&it.consumer), Action::Requeue, &it.args).await,
-        InboxDlqCommand::Reject(it) => decide(&of(&it.consumer), Action::Reject, &it.args).await,
-        InboxDlqCommand::Discard(it) => decide(&of(&it.consumer), Action::Discard, &it.args).await,
+        InboxDlqCommand::Requeue(it) => {
+            decide(&of(&it.consumer), Action::Requeue, &it.args, None).await
+        }
+        InboxDlqCommand::Reject(it) => {
+            decide(&of(&it.consumer), Action::Reject, &it.args, None).await
+        }
+        InboxDlqCommand::Discard(it) => {
+            decide(&of(&it.consumer), Action::Discard, &it.args, None).await
+        }
         InboxDlqCommand::Export(it) => export(&of(&it.consumer), &it.args).await,
     }
 }
@@ -51,6 +56,25 @@ impl Queue for DeadLetters {
         Ok(self.overview(&filter.clone().into(), None, limit).await?)
     }
 
+    async fn find(&self, events: &[Uuid]) -> anyhow::Result<Vec<DeadLetter>> {
+        let found = self.list(&events.into(), None, LETTERS_MAX).await?;
+        match events.iter().find(|id| !found.iter().any(|it| it.event_id == **id)) {
+            Some(id) => Err(letters::no_letter(*id).into()),
+            None => Ok(found),
+        }
+    }
+
+    async fn decide(
+        &self,
+        action: Action,
+        events: &[Uuid],
+        _: Option<String>,
+        actor: &Actor,
+    ) -> anyhow::Result<Vec<String>> {
+        let done = self.decide(action, &events.into(), actor).await?;
+        Ok(done.iter().map(|(consumer, id)| format!("{id} of {consumer}")).collect())
+    }
+
     async fn work_through(
         &self,
         request: BulkRequest,
@@ -58,7 +82,7 @@ impl Queue for DeadLetters {
         progress: &watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
-        bulk::work_through(self, &request, actor, progress, stop).await
+        letters::work_through(self, &request, actor, progress, stop).await
     }
 }
 
@@ -103,112 +127,39 @@ struct MarkReport<'a> {
     result: Marked,
 }
 
-async fn decide(letters: &DeadLetters, action: Action, args: &WorkArgs) -> anyhow::Result<()> {
-    if args.all_matching {
-        return decide::many(letters, action, args).await;
-    }
-    let (verb, of) = (action.name(), args.ids.as_slice().into());
-    let found = letters.list(&of, None, LETTERS_MAX).await?;
-    if let Some(id) = args.ids.iter().find(|id| !found.iter().any(|it| it.event_id == **id)) {
-        return Err(Refusal::no_dead_letter(*id).into());
-    }
-    let fits = |it: &&DeadLetter| match action {
-        Action::Requeue => it.can_be_requeued(),
-        Action::Reject | Action::Discard => !it.requeued,
-    };
-    let (fitting, unfit): (Vec<_>, Vec<_>) = found.iter().partition(fits);
-    if args.dry_run || fitting.is_empty() {
-        output::text(&summary(verb, "would be done", &fitting, &unfit))?;
-        return if fitting.is_empty() { Err(Refusal::not_dead(verb).into()) } else { Ok(()) };
-    }
-    // Whoever names events to be tried again means them; for what cannot be undone we ask back.
-    if action.is_final() && !args.yes {
-        output::note(&summary(verb, "would be done", &fitting, &unfit));
-        decide::confirm(&format!("{verb} {}?", fitting.len()))?;
-    }
-    let done = letters.decide(action, &of, &args.who.actor()).await?;
-    let is_done =
-        |it: &&DeadLetter| done.iter().any(|(c, id)| *c == it.consumer && *id == it.event_id);
-    let (done, skipped): (Vec<_>, Vec<_>) = found.iter().partition(is_done);
-    let said = summary(verb, "done", &done, &skipped);
-    let progress = Progress {
-        total: found.len() as u64,
-        done: done.len() as u64,
-        skipped: skipped.len() as u64,
-        last_refusal: skipped.last().map(|it| format!("{} {}", it.event_id, why_not(it))),
-        ended: true,
-        cancelled: false,
-    };
-    decide::tell(args, action, &progress, &said)
-}
-
 async fn export(letters: &DeadLetters, args: &ExportArgs) -> anyhow::Result<()> {
     let filter = args.filter.filter();
     let found = letters.list(&filter.clone().into(), None, LETTERS_MAX).await?;
     let mut events: Vec<_> = found.iter().map(|it| it.event_id).collect();
     events.dedup();
-    let mut to = Destination::open(args.output.as_deref())?;
-    // A few at a time: payloads may be large.
-    for events in events.chunks(EXPORT_BATCH) {
-        let of = Selection { events: Some(events.to_vec()), filter: filter.clone() };
-        for detail in letters.details(&of, true, LETTERS_MAX).await? {
-            to.line(&output::to_json(&detail)?)?;
-        }
-    }
-    to.close()
-}
-
-/// Where an export goes.
-enum Destination {
-    Stdout,
-    File(BufWriter<File>),
-}
-
-impl Destination {
-    /// Never over another export, and for nobody else to read.
-    fn open(path: Option<&Path>) -> anyhow::Result<Self> {
-        let Some(path) = path else { return Ok(Self::Stdout) };
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-            Ok(file) => Ok(Self::File(BufWriter::new(file))),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                let problem = format!("{} exists", path.display());
-                Err(Refusal::conflict(problem).with_hint("name another file").into())
+    let to = args.output.as_deref().map(new_file).transpose()?;
+    let to = to.map_or_else(|| Box::new(std::io::stdout()) as Box<dyn Write>, |it| Box::new(it));
+    let mut to = BufWriter::new(to);
+    let write = async {
+        // A few at a time: payloads may be large.
+        for events in events.chunks(EXPORT_BATCH) {
+            let of = Selection { events: Some(events.to_vec()), filter: filter.clone() };
+            for detail in letters.details(&of, true, LETTERS_MAX).await? {
+                writeln!(to, "{}", output::to_json(&detail)?)?;
             }
-            Err(error) => Err(error).with_context(|| format!("could not write {}", path.display())),
         }
-    }
-
-    fn line(&mut self, line: &str) -> anyhow::Result<()> {
-        match self {
-            Self::Stdout => output::text(line),
-            Self::File(file) => writeln!(file, "{line}").context("could not write the export"),
-        }
-    }
-
-    fn close(self) -> anyhow::Result<()> {
-        match self {
-            Self::Stdout => Ok(()),
-            Self::File(mut file) => file.flush().context("could not write the export"),
-        }
+        to.flush()?;
+        anyhow::Ok(())
+    };
+    let is_unread = |it: &std::io::Error| it.kind() == ErrorKind::BrokenPipe;
+    match write.await {
+        Err(error) if error.downcast_ref().is_some_and(is_unread) => Ok(()),
+        written => written.context("could not write the export"),
     }
 }
 
-fn summary(verb: &str, how: &str, done: &[&DeadLetter], skipped: &[&DeadLetter]) -> String {
-    let mut text = String::new();
-    for it in done {
-        writeln!(text, "{verb} {} of {}: {how}", it.event_id, it.consumer).expect("a string");
-    }
-    for it in skipped {
-        let (id, consumer, why) = (it.event_id, &it.consumer, why_not(it));
-        writeln!(text, "{verb} {id} of {consumer}: skipped, it {why}").expect("a string");
-    }
-    text
-}
-
-fn why_not(it: &DeadLetter) -> &'static str {
-    match (it.requeued, it.recorded) {
-        (true, _) => "is requeued",
-        (false, false) => "has no record in the inbox any more",
-        (false, true) => "cannot be handled, whatever changes",
+/// Never overwrites another export. Other users cannot read it.
+fn new_file(path: &Path) -> anyhow::Result<File> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let problem = format!("{} exists", path.display());
+            Err(Refusal::conflict(problem).with_hint("name another file").into())
+        }
+        opened => opened.with_context(|| format!("could not write {}", path.display())),
     }
 }

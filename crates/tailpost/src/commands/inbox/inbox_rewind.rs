@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use inbox::{Connection, RewindMethod, RewindState};
+use indicatif::ProgressBar;
 use operate::consumers::{RewindPlan, Rewinder};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -12,11 +13,13 @@ use super::builder::builder;
 use crate::cli::RewindArgs;
 use crate::commands::progress;
 use crate::config::Settings;
+use crate::errors::Refusal;
 use crate::output::{self, Lines};
-use crate::refusal::Refusal;
 
 /// How often to ask how far the worker is.
 const LOOK: Duration = Duration::from_millis(200);
+
+const BAR: &str = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
 
 /// What was planned, and what became of it, as JSON.
 #[derive(Serialize)]
@@ -31,15 +34,11 @@ struct Outcome<'a> {
 pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Result<()> {
     let rewinder = rewinder(settings).await?;
     let Some(target) = args.target() else { return cancel(&rewinder, args).await };
-    if let Some(pending) = rewinder.pending().await? {
-        return resume(&rewinder, args, pending).await;
+    if let Some(requested) = rewinder.pending().await? {
+        return resume(&rewinder, args, requested).await;
     }
-    let (looked_at, watcher) = watch::channel((0, 0));
-    let drawing = tokio::spawn(draw(watcher));
-    let plan = rewinder.plan(target, args.again, &looked_at).await;
-    drop(looked_at);
-    drawing.await?;
-    let plan = plan?;
+    let planned = async |looked_at: &_| rewinder.plan(target, args.again, looked_at).await;
+    let plan = progress::shown(BAR, draw, planned).await?;
     if !args.execute {
         let outcome = Outcome { state: "planned", plan: Some(&plan), rewind: None };
         let undone = format!("{}nothing was done: --execute does it\n", text(&plan));
@@ -48,7 +47,7 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     output::note(&text(&plan));
     let requested = rewinder.request(&plan, &args.who.actor()).await?;
     if !is_same(args, plan.from_sequence, &requested) {
-        return Err(Refusal::rewind_pending(&plan.consumer, &requested).into());
+        return Err(pending(&plan.consumer, &requested).into());
     }
     let (state, rewind) = if plan.worker_active {
         ("rewound", follow(&rewinder, args, requested).await?)
@@ -64,7 +63,7 @@ async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
     let consumer = settings.consumers()?.pop().context("no consumer is named")?;
     let (client, task) = settings.postgres_target()?.connect("tailpost inbox rewind").await?;
     let nats = settings.nats_target()?.connect("tailpost inbox rewind").await?;
-    let builder = builder(consumer).nats(nats).schema(settings.postgres.table.schema());
+    let builder = builder(&consumer).nats(nats).schema(settings.postgres.table.schema());
     Ok(Rewinder::new(builder, Connection::with_guard(client, task))?)
 }
 
@@ -83,14 +82,14 @@ async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
 async fn resume(
     rewinder: &Rewinder,
     args: &RewindArgs,
-    pending: RewindState,
+    requested: RewindState,
 ) -> anyhow::Result<()> {
     let asked = args.to_sequence.unwrap_or(0);
-    if !args.execute || !is_same(args, asked, &pending) {
-        return Err(Refusal::rewind_pending(&args.consumer, &pending).into());
+    if !args.execute || !is_same(args, asked, &requested) {
+        return Err(pending(&args.consumer, &requested).into());
     }
     output::note("this rewind is requested already: following it");
-    let rewind = follow(rewinder, args, pending).await?;
+    let rewind = follow(rewinder, args, requested).await?;
     let outcome = Outcome { state: "rewound", plan: None, rewind: Some(&rewind) };
     output::show(args.json, &outcome, || told(&args.consumer, &rewind))
 }
@@ -105,32 +104,44 @@ async fn follow(
     args: &RewindArgs,
     mut state: RewindState,
 ) -> anyhow::Result<RewindState> {
-    let (sender, watcher) = watch::channel((0, 0));
-    let drawing = tokio::spawn(draw(watcher));
-    let mut moved_at = Instant::now();
-    while state.ended_at.is_none() {
-        if moved_at.elapsed() > args.timeout {
-            return Err(not_yet(args).into());
+    let followed = async |sender: &watch::Sender<(u64, u64)>| {
+        let mut moved_at = Instant::now();
+        while state.ended_at.is_none() {
+            if moved_at.elapsed() > args.timeout {
+                return Err(not_yet(args).into());
+            }
+            tokio::time::sleep(LOOK).await;
+            let now = rewinder.state(state.id).await?.context("the request is gone")?;
+            if now != state {
+                moved_at = Instant::now();
+            }
+            state = now;
+            if state.again {
+                let done = (state.removed_to + 1).saturating_sub(state.from_sequence);
+                sender.send_replace((done, state.until_sequence + 1 - state.from_sequence));
+            }
         }
-        tokio::time::sleep(LOOK).await;
-        let now = rewinder.state(state.id).await?.context("the request is gone")?;
-        if now != state {
-            moved_at = Instant::now();
-        }
-        state = now;
-        if state.again {
-            let done = (state.removed_to + 1).saturating_sub(state.from_sequence);
-            sender.send_replace((done, state.until_sequence + 1 - state.from_sequence));
-        }
-    }
-    drop(sender);
-    drawing.await?;
+        anyhow::Ok(state)
+    };
+    let state = progress::shown(BAR, draw, followed).await?;
     if state.is_done() {
         return Ok(state);
     }
     let why = state.outcome.unwrap_or_default();
     let problem = format!("the rewind of {} was given up: {why}", args.consumer);
     Err(Refusal::conflict(problem).into())
+}
+
+/// Another rewind is requested.
+fn pending(consumer: &str, state: &RewindState) -> Refusal {
+    let (from, again) = (state.from_sequence, if state.again { " --again" } else { "" });
+    let (at, by) = (state.requested_at, &state.requested_by);
+    let problem =
+        format!("{consumer} is to be rewound to sequence {from} already, as {by} asked at {at}");
+    Refusal::conflict(problem).with_hint(format!(
+        "follow it with --to-sequence {from}{again}, or withdraw it with --cancel while no worker \
+         has begun"
+    ))
 }
 
 fn not_yet(args: &RewindArgs) -> Refusal {
@@ -144,9 +155,8 @@ fn not_yet(args: &RewindArgs) -> Refusal {
     )
 }
 
-async fn draw(watcher: watch::Receiver<(u64, u64)>) {
-    let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
-    progress::draw(template, watcher, |bar, (done, all)| progress::set(bar, done, all)).await;
+fn draw(bar: &ProgressBar, (done, all): (u64, u64)) {
+    progress::set(bar, done, all);
 }
 
 fn told(consumer: &str, rewind: &RewindState) -> String {

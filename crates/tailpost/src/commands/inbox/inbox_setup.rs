@@ -43,7 +43,7 @@ pub(in crate::commands) async fn steps(settings: &Settings) -> anyhow::Result<Ve
         let what = format!("consumer {} of stream {}", consumer.name, consumer.stream);
         let name = consumer.name.clone();
         let created: Result<bool, Error> =
-            builder(consumer).nats(nats.clone()).create_consumer().await;
+            builder(&consumer).nats(nats.clone()).create_consumer().await;
         let created = created.with_context(|| format!("consumer {name}"))?;
         steps.push(SetupStep { what, created });
     }

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -51,20 +52,28 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let waiting: WaitingOf =
         Arc::new(parts.iter().map(|it| (it.consumer.name.clone(), Waiting::default())).collect());
     let (samples, sampled) = watch::channel(Samples::default());
-    // Before a server is reached: whoever supervises the process asks from its start.
-    let admin = serve(settings, &postgres, &parts, (sampled, &waiting)).await?;
+    // Before a server is reached: a supervisor probes the process from its start.
+    let statuses = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
+    let statuses: BTreeMap<_, _> = statuses.collect();
+    let admin = match *settings.admin.inbox_listen {
+        Some(socket) => {
+            let waiting = Arc::clone(&waiting);
+            Some(serve(settings, socket, statuses.clone(), sampled, waiting).await?)
+        }
+        None => None,
+    };
     let samples = admin.is_some().then_some(samples);
-    let statuses = parts.iter().map(|it| it.status.subscribe()).collect();
-    let told = systemd::tell(statuses, up, systemd::Watchdog::Unused, stop.clone());
-    let told = tokio::spawn(told);
+    // An idle consumer has no news: a watchdog would kill the process.
+    let watched = statuses.values().cloned().collect();
+    let told = tokio::spawn(systemd::tell(watched, up, None, stop.clone()));
     let table = settings.table()?;
     let work = async {
         let connected = connect_all(&nats, &parts, &stop).await?;
         let Some((client, clients)) = connected else { return Ok(()) };
-        // Before any of them forgets anything: they share the tables.
+        // Before any of them deletes records: they share the tables.
         super::check_retention(settings, &client).await?;
         if let Some(samples) = samples {
-            let sampler = sampler(settings, &postgres, client, &parts)?;
+            let sampler = sampler(settings, client, &parts, statuses)?;
             tokio::spawn(sampler.run(samples, stop.clone()));
         }
         let made = parts.into_iter().zip(clients).map(|(part, client)| {
@@ -90,42 +99,37 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     outcome
 }
 
-/// The HTTP API, if there is to be one.
-async fn serve(
+/// Serves the HTTP API.
+pub(in crate::commands) async fn serve(
     settings: &Settings,
-    postgres: &PostgresTarget,
-    parts: &[Part],
-    (sampled, waiting): (watch::Receiver<Samples>, &WaitingOf),
-) -> anyhow::Result<Option<Server>> {
-    let Some(socket) = *settings.admin.inbox_listen else { return Ok(None) };
-    let listen = Address { key: "admin.inbox_listen", socket };
-    let watched = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
-    let pooled = admin::pooled(postgres.clone(), "tailpost inbox api");
-    let app_state = AppState { postgres: pooled, table: settings.table()? };
+    socket: SocketAddr,
+    statuses: BTreeMap<String, watch::Receiver<Status>>,
+    sampled: watch::Receiver<Samples>,
+    waiting: WaitingOf,
+) -> anyhow::Result<Server> {
+    let postgres = admin::pooled(settings.postgres_target()?, "tailpost inbox api");
+    let shown = (AppState { postgres, table: settings.table()? }, look(settings));
     let environment = &settings.metrics.environment;
-    let shown = (app_state, look(settings));
-    let admin =
-        admin::Inbox::new(watched.collect(), sampled, shown, Arc::clone(waiting), environment);
-    let admin = Admin::new(admin, Access::new(&settings.admin)?, admin::shown(settings));
-    Ok(Some(admin::serve(listen, admin).await?))
+    let inbox = admin::Inbox::new(statuses, sampled, shown, waiting, environment);
+    let admin = Admin::new(inbox, Access::new(&settings.admin)?, admin::shown(settings));
+    Ok(admin::serve(Address { key: "admin.inbox_listen", socket }, admin).await?)
 }
 
 fn sampler(
     settings: &Settings,
-    postgres: &PostgresTarget,
     nats: async_nats::Client,
     parts: &[Part],
+    statuses: BTreeMap<String, watch::Receiver<Status>>,
 ) -> anyhow::Result<Sampler> {
-    let consumers = parts
-        .iter()
-        .map(|Part { consumer: it, .. }| (it.name.clone(), it.stream.clone(), it.timeout));
-    let statuses = parts.iter().map(|it| (it.consumer.name.clone(), it.status.subscribe()));
+    let consumers = parts.iter().map(|Part { consumer: it, .. }| {
+        (it.name.clone(), it.stream.clone(), it.settings.timeout.0)
+    });
     Ok(Sampler {
-        postgres: postgres.clone(),
+        postgres: settings.postgres_target()?,
         table: settings.table()?,
         nats,
         consumers: consumers.collect(),
-        statuses: statuses.collect(),
+        statuses,
         every: settings.metrics.interval.0,
     })
 }
@@ -142,7 +146,7 @@ fn up(status: &Status) -> (bool, &'static str) {
 }
 
 /// The checks of `tailpost doctor` for these consumers.
-pub(in crate::commands) fn look(settings: &Settings) -> Look {
+fn look(settings: &Settings) -> Look {
     let settings = Arc::new(settings.clone());
     Arc::new(move || {
         let settings = Arc::clone(&settings);
@@ -152,7 +156,7 @@ pub(in crate::commands) fn look(settings: &Settings) -> Look {
 
 static PROXY_WARNED: Once = Once::new();
 
-/// What other programs go by.
+/// Other programs use these variables.
 fn warn_of_proxy() {
     let names =
         ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
@@ -164,18 +168,18 @@ fn warn_of_proxy() {
 
 fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
     let name = &consumer.name;
-    let url = consumer.handler.clone().ok_or_else(|| Error::no_handler(name))?;
+    let it = &consumer.settings;
+    let url = it.handler.clone().ok_or_else(|| Error::no_handler(name))?;
     let tls = if url.starts_with("https://") {
-        let identity = consumer.identity.as_ref();
-        let identity = identity.map(|(cert, key)| (cert.as_path(), key.as_path()));
-        let config = https_config(consumer.ca.as_deref(), identity);
+        let identity = it.cert.as_deref().zip(it.key.as_deref());
+        let config = https_config(it.ca.as_deref(), identity);
         Some(config.with_context(|| format!("consumer {name}"))?)
     } else {
         None
     };
-    let secrets = consumer.secrets.clone();
+    let secrets = it.secrets.iter().flatten().map(|it| it.0.clone()).collect();
     PROXY_WARNED.call_once(warn_of_proxy);
-    let handler = HttpHandler::new(HttpOptions { url, timeout: consumer.timeout, secrets, tls });
+    let handler = HttpHandler::new(HttpOptions { url, timeout: it.timeout.0, secrets, tls });
     let origin = || settings.origin(name, "handler");
     Ok(handler.map_err(|source| Error::handler(origin(), name, source))?)
 }
@@ -188,7 +192,7 @@ fn inbox(
 ) -> inbox::Builder {
     let (postgres, nats) = (postgres.clone(), nats.clone());
     let application = format!("tailpost inbox {}", consumer.name);
-    let mut builder = builder(consumer)
+    let mut builder = builder(&consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
             async move {
@@ -213,16 +217,18 @@ fn inbox(
     }
 }
 
-/// With what helps where somebody has to do something: the inbox waits, and has nothing else to say.
+/// The error with its hint, if an operator has to do something: the inbox waits, and logs nothing
+/// else.
 fn with_hint(error: servers::Error) -> inbox::BoxError {
     match error.hint().filter(|_| error.is_refusal()) {
-        Some(hint) => format!("{} ({hint})", crate::exit::chain(&error.into())).into(),
+        Some(hint) => format!("{} ({hint})", crate::errors::chain(&error.into())).into(),
         None => error.into(),
     }
 }
 
 /// A client that reads no stream, and one for each consumer: what another client stores in a stream
-/// may end the client that reads it. `None` if asked to stop before.
+/// may end the client that reads it. Waits for the broker, and tells why. `None` if asked to stop
+/// before.
 async fn connect_all(
     nats: &NatsTarget,
     parts: &[Part],
@@ -233,23 +239,8 @@ async fn connect_all(
             part.status.send_modify(|it| it.paused.clone_from(&why));
         }
     };
-    let Some(first) = connect(nats, stop, tell).await? else { return Ok(None) };
     let mut clients = Vec::new();
-    for _ in parts {
-        let Some(client) = connect(nats, stop, tell).await? else { return Ok(None) };
-        clients.push(client);
-    }
-    Ok(Some((first, clients)))
-}
-
-/// Connects to the broker, waiting for it if need be, and tells why it waits. None if asked to stop
-/// before.
-async fn connect(
-    nats: &NatsTarget,
-    stop: &CancellationToken,
-    tell: impl Fn(Option<String>),
-) -> anyhow::Result<Option<async_nats::Client>> {
-    loop {
+    while clients.len() <= parts.len() {
         let connected = tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(None),
@@ -258,22 +249,23 @@ async fn connect(
         match connected {
             Ok(client) => {
                 tell(None);
-                return Ok(Some(client));
+                clients.push(client);
             }
             Err(error) if error.is_transient() => {
                 let hint = error.hint().filter(|_| error.is_renewable());
-                let error = crate::exit::chain(&error.into());
+                let error = crate::errors::chain(&error.into());
                 let with_hint = hint.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
                 tell(Some(format!("the broker is away: {error}{with_hint}")));
                 warn!(error, hint, "trying again in {RECONNECT_PAUSE:?}");
+                tokio::select! {
+                    () = tokio::time::sleep(RECONNECT_PAUSE) => {}
+                    () = stop.cancelled() => return Ok(None),
+                }
             }
             Err(error) => return Err(error.into()),
         }
-        tokio::select! {
-            () = tokio::time::sleep(RECONNECT_PAUSE) => {}
-            () = stop.cancelled() => return Ok(None),
-        }
     }
+    Ok(clients.pop().map(|first| (first, clients)))
 }
 
 /// Runs all until `stop`. If one cannot go on, the others stop cleanly too: a process that does

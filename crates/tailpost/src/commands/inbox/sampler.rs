@@ -1,4 +1,4 @@
-//! Figures that only the servers know, fetched every now and then rather than at each scrape.
+//! Figures that only the servers know, fetched at an interval and not at each scrape.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Sampler {
                     samples.send_replace(taken);
                 }
                 Err(error) => {
-                    let error = crate::exit::chain(&error);
+                    let error = crate::errors::chain(&error);
                     debug!(error, "could not look at the inbox");
                     consumers = None;
                 }
@@ -120,7 +120,7 @@ impl Sampler {
             Some(consumers) => consumers,
             None => {
                 let (client, task) = self.postgres.connect("tailpost inbox metrics").await?;
-                // The server would go on with what nobody waits for any more.
+                // Otherwise the server would go on with a statement after the time-out.
                 let limit = format!("SET statement_timeout = {}", COUNT_MAX.as_millis());
                 client.batch_execute(&limit).await?;
                 let connection = Connection::with_guard(client, task);

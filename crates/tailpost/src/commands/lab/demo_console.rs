@@ -15,8 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{self, Access, Address, Admin, AppState, Relay, Samples, Watched};
-use crate::commands::inbox::run::look;
+use crate::admin::{self, Access, Address, Admin, Relay, Samples, Watched};
 use crate::commands::inbox::sampler::Sampler;
 use crate::config::Settings;
 
@@ -57,7 +56,7 @@ async fn begin(running: Running, stop: CancellationToken) -> Result<String> {
     tokio::spawn(async move {
         let served = crate::commands::console::serve(listener, &console, stop).await;
         if let Err(error) = served {
-            tracing::warn!(error = crate::exit::chain(&error), "the console ended");
+            tracing::warn!(error = crate::errors::chain(&error), "the console ended");
         }
         of_relay.stop().await;
         of_inbox.stop().await;
@@ -102,23 +101,18 @@ async fn serve_inbox(
     socket: SocketAddr,
     stop: &CancellationToken,
 ) -> Result<admin::Server> {
-    let (postgres, table) = (settings.postgres_target()?, settings.table()?);
     let (name, status) = (running.consumer.to_owned(), running.inbox.clone());
     let statuses = BTreeMap::from([(name.clone(), status)]);
     let (samples, sampled) = watch::channel(Samples::default());
     let sampler = Sampler {
-        postgres: postgres.clone(),
-        table: table.clone(),
+        postgres: settings.postgres_target()?,
+        table: settings.table()?,
         nats: settings.nats_target()?.connect("tailpost demo").await?,
         consumers: vec![(name.clone(), running.stream.clone(), Duration::from_secs(1))],
         statuses: statuses.clone(),
         every: SAMPLE_EVERY,
     };
     tokio::spawn(sampler.run(samples, stop.clone()));
-    let postgres = admin::pooled(postgres, "tailpost inbox api");
     let waiting = Arc::new(BTreeMap::from([(name, Waiting::default())]));
-    let shown = (AppState { postgres, table }, look(settings));
-    let inbox = admin::Inbox::new(statuses, sampled, shown, waiting, "demo");
-    let admin = Admin::new(inbox, Access::new(&settings.admin)?, admin::shown(settings));
-    Ok(admin::serve(Address { key: "admin.inbox_listen", socket }, admin).await?)
+    crate::commands::inbox::run::serve(settings, socket, statuses, sampled, waiting).await
 }

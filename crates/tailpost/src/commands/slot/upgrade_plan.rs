@@ -6,8 +6,8 @@ use operate::UpgradeReport;
 use relay::Config;
 
 use crate::cli::PrepareUpgradeArgs;
+use crate::errors::{Kind, Refusal};
 use crate::output;
-use crate::refusal::{Kind, Refusal};
 
 pub(super) async fn run(args: &PrepareUpgradeArgs, config: &Config) -> anyhow::Result<()> {
     let report = operate::prepare_upgrade(config, args.timeout).await?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tracing::debug;
 
 use crate::config::Settings;
-use crate::exit;
+use crate::errors;
 use crate::output::{self, Lines, if_any};
 
 /// What is known about a consumer.
@@ -52,7 +52,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         Err(error) if configured.is_empty() => {
             debug!(%error, "there is no inbox to look at");
             let error = error.into();
-            let unknown = exit::is_forbidden(&error).then(|| exit::chain(&error));
+            let unknown = errors::is_forbidden(&error).then(|| errors::chain(&error));
             return Ok(Inspected { unknown, ..Inspected::default() });
         }
         Err(error) => return Err(error.into()),
@@ -85,7 +85,7 @@ fn report(name: String, stream: String) -> ConsumerReport {
     ConsumerReport { name, stream, pending: None, unacknowledged: None, worker: None, backlog }
 }
 
-/// A broker that does not answer is reported by whoever looks at the stream.
+/// The report on the stream says that the broker does not answer.
 async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyhow::Result<()> {
     let client = match settings.nats_target()?.connect("tailpost status").await {
         Ok(client) => client,

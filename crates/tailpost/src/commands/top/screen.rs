@@ -58,10 +58,7 @@ fn relay(seen: &Seen) -> Vec<Line<'static>> {
     let behind: u64 = shards(status).iter().map(lag_bytes).sum();
     let lags = shards(status).iter().filter_map(|it| it["lag_seconds"].as_f64());
     let lag = lags.fold(0.0, f64::max);
-    add(lag > 10.0, &line("lag", &format!("{}  {}", bytes(behind), latency(lag))));
-    let latencies = side.percentiles([500, 990, 1000]).map(|it| it.map(latency));
-    let said = |[p50, p99, max]: [String; 3]| format!("p50 {p50}  p99 {p99}  max {max}");
-    add(false, &line("latency", &latencies.map_or_else(|| "-".into(), said)));
+    add(lag > 10.0, &line("lag", &format!("{}  {lag:.3} s", bytes(behind))));
     if let Some(letters) = &seen.letters {
         let count = letters["total"].as_u64().unwrap_or(0);
         let oldest = letters["oldest_seconds"].as_f64().filter(|_| count > 0).map(duration);
@@ -137,16 +134,6 @@ fn line(label: &str, said: &str) -> String {
     lines.text
 }
 
-/// A time of any length.
-fn latency(seconds: f64) -> String {
-    match seconds {
-        ..0.01 => format!("{:.1} ms", seconds * 1e3),
-        ..1.0 => format!("{:.0} ms", seconds * 1e3),
-        ..60.0 => format!("{seconds:.1} s"),
-        _ => duration(seconds),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -160,7 +147,6 @@ mod tests {
             "process_id": 7, "role": "active", "postgres_connected": true, "nats_connected": true,
             "received_lsn": "0/2000", "resolved_lsn": "0/1000", "lag_seconds": 0.002,
             "in_flight_events": 512, "published_total": published, "breaker": "closed",
-            "commit_to_ack": { "buckets": [[-80, published]] },
             "slot": { "wal_status": "reserved", "retained_bytes": 16_777_216,
                 "wal_headroom_bytes": 1_073_741_824, "wal_headroom_seconds": 7200 },
         })
@@ -195,8 +181,7 @@ mod tests {
         let expected = "\
 tailpost top  127.0.0.1:9464
 rate      1000.0/s  2000 stored
-lag       4.0 KiB  2.0 ms
-latency   p50 1.0 ms  p99 1.0 ms  max 1.0 ms
+lag       4.0 KiB  0.002 s
 dead      3  oldest 1m 30s
 relay     active, 512 in flight, process 7
 slot      reserved  keeps 16.0 MiB  room for 1.0 GiB  full in 2h 0m

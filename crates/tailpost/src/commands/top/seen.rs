@@ -1,14 +1,12 @@
 //! The last two answers of a relay and of an inbox, and what they say together.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use serde_json::Value;
 
+use crate::commands::dlq::client::is_away;
 use crate::commands::status::shards;
-use crate::errors::ClientError;
-use crate::exit;
+use crate::errors;
 
 /// What is known.
 #[derive(Debug, Clone)]
@@ -61,10 +59,10 @@ impl Side {
                 self.failed = None;
             }
             Err(error) => {
-                let refused = matches!(error.downcast_ref(), Some(ClientError::Refused { .. }));
-                let hint = exit::hint(&error).filter(|_| refused).unwrap_or_else(|| hint.into());
+                let said = errors::hint(&error).filter(|_| !is_away(&error));
+                let hint = said.unwrap_or_else(|| hint.into());
                 let since = self.failed.as_ref().map_or(now, |it| it.since);
-                self.failed = Some(Failure { since, error: exit::chain(&error), hint });
+                self.failed = Some(Failure { since, error: errors::chain(&error), hint });
                 self.before = None;
             }
         }
@@ -81,42 +79,10 @@ impl Side {
         #[allow(clippy::cast_precision_loss, reason = "what a person reads is rounded anyway")]
         Some(grown as f64 / took.as_secs_f64())
     }
-
-    /// The percentiles of the durations that were counted between the two answers, in seconds and at
-    /// most 9 % above the truth.
-    pub(super) fn percentiles<const N: usize>(&self, per_mille: [u64; N]) -> Option<[f64; N]> {
-        let (before, _) = self.before.as_ref()?;
-        let (mut counts, before) = (buckets(&self.status), buckets(before));
-        for (bucket, count) in &mut counts {
-            *count = count.saturating_sub(before.get(bucket).copied().unwrap_or_default());
-        }
-        let total: u64 = counts.values().sum();
-        let at = |per_mille: u64| {
-            let mut left = (total * per_mille).div_ceil(1000);
-            let reaches = |(_, count): &(&i32, &u64)| {
-                left = left.saturating_sub(**count);
-                left == 0
-            };
-            counts.iter().find(reaches).map_or(0.0, |(bucket, _)| relay::Latency::bound(*bucket))
-        };
-        (total > 0).then(|| per_mille.map(at))
-    }
 }
 
 fn processes(status: &Value) -> Vec<&Value> {
     shards(status).iter().map(|it| &it["process_id"]).collect()
-}
-
-/// The histogram from commit to acknowledgement, of all shards.
-fn buckets(status: &Value) -> BTreeMap<i32, u64> {
-    let mut counts = BTreeMap::new();
-    for shard in shards(status) {
-        let buckets = Vec::<(i32, u64)>::deserialize(&shard["commit_to_ack"]["buckets"]);
-        for (bucket, count) in buckets.unwrap_or_default() {
-            *counts.entry(bucket).or_default() += count;
-        }
-    }
-    counts
 }
 
 #[cfg(test)]
@@ -128,8 +94,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn published(process: u32, total: u64) -> anyhow::Result<Value> {
-        Ok(json!({ "process_id": process, "published_total": total,
-            "commit_to_ack": { "buckets": [[-80, total], [0, 100]] } }))
+        Ok(json!({ "process_id": process, "published_total": total }))
     }
 
     fn rate(side: &Side) -> Option<f64> {
@@ -137,18 +102,15 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_and_percentiles_are_of_what_was_stored_between_two_answers() {
+    fn a_rate_is_of_what_was_stored_between_two_answers() {
         let start = Instant::now();
         let mut side = Side::default();
         side.see(start, published(1, 100), "");
-        assert_eq!((rate(&side), side.percentiles([990])), (None, None));
+        assert_eq!(rate(&side), None);
         side.see(start + 2 * SECOND, published(1, 150), "");
         assert_eq!(rate(&side), Some(25.0));
-        // Bucket -80 ends at 2 to the power of -10 seconds; what was in bucket 0 is from before.
-        let [p50, max] = side.percentiles([500, 1000]).expect("50 durations");
-        assert!((p50 - 1.0 / 1024.0).abs() < 1e-12 && (max - p50).abs() < 1e-12, "{p50} {max}");
         side.see(start + 3 * SECOND, published(1, 150), "");
-        assert_eq!((rate(&side), side.percentiles([990])), (Some(0.0), None));
+        assert_eq!(rate(&side), Some(0.0));
     }
 
     /// A process that starts anew counts from zero, and may have passed the old total before it is
@@ -160,7 +122,7 @@ mod tests {
             let mut side = Side::default();
             side.see(start, published(1, 100), "");
             side.see(start + SECOND, published(2, after), "");
-            assert_eq!((rate(&side), side.percentiles([990])), (None, None));
+            assert_eq!(rate(&side), None);
             side.see(start + 2 * SECOND, published(2, after + 5), "");
             assert_eq!(rate(&side), Some(5.0));
         }
@@ -180,16 +142,5 @@ mod tests {
         side.see(start + 6 * SECOND, published(1, 160), "");
         assert!(side.failed.is_none());
         assert_eq!(rate(&side), Some(10.0), "since the answer before");
-    }
-
-    /// What the relay writes is what is read here.
-    #[test]
-    fn a_status_of_this_version_is_read() {
-        let mut status = relay::Status::default();
-        status.commit_to_ack.record(SECOND);
-        let status = serde_json::to_value(&status).expect("serialisable");
-        assert_eq!(buckets(&status), BTreeMap::from([(0, 1)]), "bucket 0 ends at 1 s");
-        let several = json!({ "shards": [status, status] });
-        assert_eq!(buckets(&several), BTreeMap::from([(0, 2)]));
     }
 }

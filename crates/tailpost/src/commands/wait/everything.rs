@@ -55,7 +55,7 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
     let configured = settings.consumers()?.into_iter().find(|it| it.name == consumer);
     let stream = configured.map_or_else(|| settings.stream.name.clone(), |it| it.stream);
     let client = settings.nats_target()?.connect("tailpost wait").await?;
-    let records = Records::of(consumer, &stream, settings, client.clone()).await?;
+    let records = records(consumer, &stream, settings, client.clone()).await?;
     let context = servers::jetstream_of(&client);
     let looking = || format!("look for the consumer {consumer} of the stream {stream}");
     let last = context.get_stream(&stream).await.with_context(looking)?;
@@ -71,7 +71,7 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
         let is_there = info.delivered.stream_sequence >= last || had_nothing;
         let mut pause = LOOK_EVERY;
         if left == 0 && is_there || info.ack_floor.stream_sequence >= last {
-            if records.are_whole().await? {
+            if are_whole(&records).await? {
                 return Ok(0);
             }
             if Instant::now() >= until {
@@ -86,30 +86,25 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
     }
 }
 
-/// The inbox's records of a consumer.
-struct Records(Rewinder);
+async fn records(
+    consumer: &str,
+    stream: &str,
+    settings: &Settings,
+    nats: async_nats::Client,
+) -> anyhow::Result<Rewinder> {
+    let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
+    let builder = inbox::Inbox::builder(consumer).stream(stream).nats(nats);
+    let builder = builder.schema(settings.table()?.schema());
+    Ok(Rewinder::new(builder, inbox::Connection::with_guard(client, task))?)
+}
 
-impl Records {
-    async fn of(
-        consumer: &str,
-        stream: &str,
-        settings: &Settings,
-        nats: async_nats::Client,
-    ) -> anyhow::Result<Self> {
-        let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
-        let builder = inbox::Inbox::builder(consumer).stream(stream).nats(nats);
-        let builder = builder.schema(settings.table()?.schema());
-        Ok(Self(Rewinder::new(builder, inbox::Connection::with_guard(client, task))?))
-    }
-
-    /// A broker that has every acknowledgement is believed where there is no inbox, or none that may
-    /// be looked at.
-    async fn are_whole(&self) -> anyhow::Result<bool> {
-        match self.0.unhandled().await {
-            Ok(unhandled) => Ok(unhandled.is_none()),
-            Err(inbox::Error::Sql { source, .. }) if is_no_inbox(&source) => Ok(true),
-            Err(error) => Err(error.into()),
-        }
+/// Whether the inbox's records have an end of all that is answered. Without an inbox, or one that may
+/// be read, the broker's acknowledgements are enough.
+async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
+    match records.unhandled().await {
+        Ok(unhandled) => Ok(unhandled.is_none()),
+        Err(inbox::Error::Sql { source, .. }) if is_no_inbox(&source) => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 

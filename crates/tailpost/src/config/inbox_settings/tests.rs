@@ -17,15 +17,19 @@ fn what_is_said_of_one_consumer_wins_over_what_is_said_of_all() {
     let all = consumers(&toml, &[("TAILPOST_INBOX__TIMEOUT", "50s")]);
     let [billing, mail] = all.as_slice() else { panic!("two consumers") };
     assert_eq!((billing.name.as_str(), mail.name.as_str()), ("billing", "mail-out"));
-    assert_eq!((billing.lease.as_secs(), mail.lease.as_secs()), (120, 60));
+    assert_eq!((billing.settings.lease.0.as_secs(), mail.settings.lease.0.as_secs()), (120, 60));
+    let secrets = |it: &Consumer| it.settings.secrets.as_ref().map_or(0, Vec::len);
     assert_eq!((billing.stream.as_str(), mail.stream.as_str()), ("EVENTS", "OTHER"));
-    assert_eq!((billing.secrets.len(), mail.secrets.len()), (1, 0));
-    assert_eq!((billing.timeout.as_secs(), mail.timeout.as_secs()), (50, 50));
-    assert_eq!(billing.subjects, ["outbox.order.>"]);
-    assert_eq!((billing.handler.as_deref(), mail.handler.as_deref()), (Some("http://a"), None));
+    assert_eq!((secrets(billing), secrets(mail)), (1, 0));
+    assert_eq!((billing.settings.timeout.0.as_secs(), mail.settings.timeout.0.as_secs()), (50, 50));
+    assert_eq!(billing.settings.subjects.as_deref(), Some(&["outbox.order.>".to_owned()][..]));
+    assert_eq!(
+        (billing.settings.handler.as_deref(), mail.settings.handler.as_deref()),
+        (Some("http://a"), None)
+    );
 
     let own = ("TAILPOST_INBOX__MAIL_OUT__HANDLER", "http://b");
-    assert_eq!(consumers(&toml, &[own])[1].handler.as_deref(), Some("http://b"));
+    assert_eq!(consumers(&toml, &[own])[1].settings.handler.as_deref(), Some("http://b"));
 }
 
 #[test]
@@ -44,7 +48,8 @@ fn the_flags_name_one_consumer() {
         let settings = settings.unwrap_or_else(|error| panic!("{error}"));
         let all = settings.consumers().unwrap_or_else(|error| panic!("{error}"));
         let all = all.into_iter();
-        all.map(|it| (it.name, it.handler, it.lease.as_secs())).collect::<Vec<_>>()
+        all.map(|it| (it.name, it.settings.handler, it.settings.lease.0.as_secs()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(load("b", None), [("b".into(), Some("http://b".into()), 60)]);
     assert_eq!(load("b", Some("http://x")), [("b".into(), Some("http://x".into()), 60)]);

@@ -1,10 +1,14 @@
-//! One action on many dead letters, of whichever queue.
+//! Dead letters of both queues, as commands and the API work on them.
 
 use std::time::Duration;
 
+use operate::dead_letters::inbox_letters::DeadLetterDetail;
 use operate::dead_letters::{Actor, BulkRequest, Progress, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::errors::Refusal;
 
 /// Dead letters looked up at a time.
 const PAGE: u32 = 10_000;
@@ -51,4 +55,30 @@ pub(crate) async fn work_through<S: Store<Error: Into<anyhow::Error>>>(
             return Ok(());
         }
     }
+}
+
+/// The only dead letter that the inbox has of an event.
+pub(crate) fn only(
+    event: Uuid,
+    mut found: Vec<DeadLetterDetail>,
+) -> Result<DeadLetterDetail, Refusal> {
+    if found.len() < 2 {
+        return found.pop().ok_or_else(|| no_letter(event));
+    }
+    let consumers = found.into_iter().filter_map(|it| Some(it.dead_letter?.consumer));
+    let consumers = consumers.collect::<Vec<_>>().join(", ");
+    let refusal = Refusal::conflict("several consumers have this dead letter");
+    Err(refusal.with_hint(format!("name one with --consumer: {consumers}")))
+}
+
+pub(crate) fn no_letter(event: Uuid) -> Refusal {
+    Refusal::not_found(format!("there is no dead letter of event {event}"))
+        .with_hint("`tailpost inbox dlq list` shows all there are")
+}
+
+pub(crate) fn not_dead(decision: &str) -> Refusal {
+    Refusal::conflict(format!("nothing there is to {decision}")).with_hint(
+        "it is requeued, or has no record any more, or cannot be handled whatever changes: see \
+         `inbox dlq show`",
+    )
 }
