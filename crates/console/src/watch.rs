@@ -37,7 +37,8 @@ impl Watch {
             rounds: watch::Sender::new(0),
             wanted: Notify::new(),
             changed: AtomicBool::new(false),
-            asked_at: AtomicI64::new(0),
+            // Whoever starts it looks soon.
+            asked_at: AtomicI64::new(Timestamp::now().as_second()),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
         }
     }
