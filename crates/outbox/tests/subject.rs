@@ -116,7 +116,7 @@ fn templates_that_could_not_work_are_refused() {
     assert!(refused("$JS.x").contains("begins with $"));
     assert_eq!(refused("a.{event_type"), "the subject template has a { without }");
     for name in ["type", "", "header:", "{event_type"] {
-        let expected = format!("the subject template has an unknown field {{{name}}}; there are");
+        let expected = format!("the template has an unknown field {{{name}}}; there are");
         assert!(refused(&format!("a.{{{name}}}")).starts_with(&expected), "{name}");
     }
     let hint = refused("{kind}");

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
+use outbox::wire::cloudevents::{Added, NAMES};
 use outbox::wire::{self, Position, header};
 use outbox::{Event, Malformed};
 use uuid::Uuid;
@@ -90,6 +91,9 @@ pub(crate) struct MessageReading {
     /// Headers that every event has, as far as they came.
     of_every_event: u32,
     sum: Sum,
+    /// What may be attributes that the relay added, or headers of the row that are called so.
+    attributes: Vec<(&'static str, u64)>,
+    added: Added,
 }
 
 /// What is kept of a message.
@@ -123,7 +127,11 @@ impl MessageReading {
             {
                 self.of_every_event += 1;
             }
-            return self.sum.add(name, value);
+            match NAMES.iter().find(|it| it.as_bytes() == name) {
+                Some(attribute) => self.attributes.push((attribute, hash(&[name, value]))),
+                None => self.sum.add(name, value),
+            }
+            return;
         }
         let is = |of: &str| of.as_bytes() == name;
         if is(header::MSG_ID) {
@@ -142,12 +150,17 @@ impl MessageReading {
             self.is_marker = true;
         } else if is(header::EXPECTED_LAST_SEQUENCE) {
             self.is_fenced = true;
+        } else if is(header::CLOUDEVENTS) {
+            self.added = Added::parse(text().unwrap_or_default());
         } else if is(header::ESCAPED) {
             self.sum.add(name, value);
         }
     }
 
-    pub(crate) fn finish(self, subject: &str, payload: &[u8]) -> ReadMessage {
+    pub(crate) fn finish(mut self, subject: &str, payload: &[u8]) -> ReadMessage {
+        for (_, sum) in self.attributes.iter().filter(|(name, _)| !self.added.has(name)) {
+            self.sum.headers = self.sum.headers.wrapping_add(*sum);
+        }
         let is_event = self.of_every_event >= 3 && (self.msg_id.is_some());
         let own = |it: &Position| !self.names_position_event && it.lsn > 0;
         ReadMessage {
@@ -245,6 +258,20 @@ mod tests {
             assert_eq!(differs, is_made_of_row && name != header::OCCURRED_AT, "{name}");
             assert_eq!(print.aggregate != same.aggregate, name.starts_with("Aggregate-"), "{name}");
         }
+    }
+
+    #[test]
+    fn attributes_that_the_relay_added_are_not_the_rows() {
+        let event = event().with_header("ce-type", "own");
+        let mut headers = message(&event, header::MSG_ID);
+        let plain = read(&headers, "a.b", &event.payload).print;
+        assert_eq!(plain, Fingerprint::of_event(&event, Some("a.b")).expect("an object"));
+        headers.push(("ce-id".to_owned(), event.id.to_string()));
+        assert_ne!(read(&headers, "a.b", &event.payload).print, plain, "nobody says who added it");
+        headers.push((header::CLOUDEVENTS.to_owned(), "2".to_owned()));
+        assert_eq!(read(&headers, "a.b", &event.payload).print, plain);
+        headers.retain(|(name, _)| name != "ce-type");
+        assert_ne!(read(&headers, "a.b", &event.payload).print, plain, "it is the row's own");
     }
 
     #[test]

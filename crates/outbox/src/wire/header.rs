@@ -25,6 +25,9 @@ pub const SOURCE: &str = "Tailpost-Source";
 pub const SOURCE_WAL: &str = "wal";
 /// Names of the headers whose values are percent-escaped, separated by commas.
 pub const ESCAPED: &str = "Tailpost-Escaped";
+/// Which attributes of [`CloudEvents`](super::CloudEvents) the relay added:
+/// [`Added`](super::cloudevents::Added).
+pub const CLOUDEVENTS: &str = "Tailpost-Cloudevents";
 /// Why the broker itself stored the message, in place of one that is gone.
 pub const MARKER_REASON: &str = "Nats-Marker-Reason";
 /// The event's type.

@@ -9,6 +9,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use super::attribute_names::Added;
 use super::escape::unescape;
 use super::header;
 use super::name::{name_from_wire, name_to_wire};
@@ -69,7 +70,8 @@ pub fn event_headers(event: &Event, mut emit: impl FnMut(&str, &str)) -> Result<
 
 /// Puts an event together again from what [`event_headers`] emitted.
 ///
-/// Other `Nats-` and `Tailpost-` headers are ignored, all else becomes a user header. If there is
+/// Other `Nats-` and `Tailpost-` headers are ignored, and with [`header::CLOUDEVENTS`] the attributes
+/// that a relay adds; all else becomes a user header. If there is
 /// a [`header::EVENT_ID`] it is the id, otherwise `Nats-Msg-Id`.
 ///
 /// # Errors
@@ -172,7 +174,11 @@ impl<'a> Fields<'a> {
     /// The user's headers as the text of a JSON object, if there are any.
     fn user(&self) -> Result<Option<Bytes>, Malformed> {
         let mut user = serde_json::Map::new();
+        let added = Added::parse(self.raw(header::CLOUDEVENTS).unwrap_or_default());
         for (name, value) in self.headers {
+            if added.has(name) {
+                continue;
+            }
             if let Some(user_name) = name_from_wire(name) {
                 user.insert(user_name.into_owned(), self.unescaped(name, value)?.into());
             }
@@ -236,7 +242,7 @@ fn json_text(value: &RawValue) -> Cow<'_, str> {
 }
 
 /// Prints short values without allocating; this runs for every event.
-struct Scratch {
+pub(super) struct Scratch {
     bytes: [u8; Self::BYTES],
     length: usize,
 }
@@ -245,11 +251,11 @@ impl Scratch {
     /// The longest is a timestamp with sign, six-digit year and nanoseconds.
     const BYTES: usize = 40;
 
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { bytes: [0; Self::BYTES], length: 0 }
     }
 
-    fn print(&mut self, value: &impl fmt::Display) -> &str {
+    pub(super) fn print(&mut self, value: &impl fmt::Display) -> &str {
         self.length = 0;
         write!(self, "{value}").expect("ids, numbers and times fit");
         std::str::from_utf8(&self.bytes[..self.length]).expect("only whole strings are written")

@@ -5,6 +5,8 @@
 //! tests: [`parse_event`] of what [`event_headers`] emits is the event, up to the JSON type of user
 //! headers (a number or object comes back as the string of its JSON text).
 
+mod attribute_names;
+pub mod cloudevents;
 mod escape;
 pub mod header;
 mod headers;
@@ -15,6 +17,7 @@ mod stored;
 mod subject;
 mod trace_context;
 
+pub use cloudevents::CloudEvents;
 pub use escape::{escape_token, unescape_token};
 pub use headers::{event_headers, parse_event, value_from_wire, value_to_wire};
 pub use name::{escape_name, name_from_wire};

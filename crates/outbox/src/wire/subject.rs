@@ -30,7 +30,7 @@ enum Part {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Field {
+pub(super) enum Field {
     AggregateType,
     AggregateId,
     EventType,
@@ -194,7 +194,7 @@ fn check_literal(literal: &str) -> Result<(), Malformed> {
 }
 
 impl Field {
-    fn value<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>, Malformed> {
+    pub(super) fn value<'a>(&self, event: &'a Event) -> Result<Cow<'a, str>, Malformed> {
         Ok(match self {
             Self::AggregateType => Cow::Borrowed(&event.aggregate_type),
             Self::AggregateId => Cow::Borrowed(&event.aggregate_id),
@@ -236,8 +236,8 @@ impl FromStr for Field {
 
 fn unknown_field(name: &str) -> Malformed {
     format!(
-        "the subject template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
-         {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}} and {{shard}}"
+        "the template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
+         {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}}, and in subjects {{shard}}"
     )
     .into()
 }
