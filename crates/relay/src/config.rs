@@ -6,7 +6,7 @@ mod wal_config;
 use std::time::Duration;
 
 use outbox::Table;
-use outbox::wire::SubjectTemplate;
+use outbox::wire::{CloudEvents, SubjectTemplate};
 use serde::Deserialize;
 use servers::{Error, NatsTarget, PostgresTarget, check_name};
 
@@ -43,6 +43,8 @@ pub struct Config {
     /// Other subjects for some events, and which are not published. The first that takes an event
     /// decides.
     pub routes: Vec<Route>,
+    /// How messages get the attributes of CloudEvents beside their headers, if they do.
+    pub cloudevents: Option<CloudEvents>,
     /// How duplicates and disorder are prevented.
     pub mode: Mode,
     /// How much may be in flight.
@@ -176,6 +178,7 @@ impl Config {
             },
             subject: SubjectTemplate::default(),
             routes: Vec::new(),
+            cloudevents: None,
             mode: Mode::default(),
             window: WindowLimits { events: 8192, bytes: 16 << 20 },
             scan: ScanConfig { interval: Duration::from_secs(5), batch: 1000 },

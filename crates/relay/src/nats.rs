@@ -1,5 +1,6 @@
 //! The NATS side: publishing, answers, the stream's tail, and whether the stream fits.
 
+mod attributes;
 mod broker_failover;
 pub mod direct_get;
 mod error_codes;
@@ -11,6 +12,7 @@ mod reply_subject;
 pub mod stream_check;
 mod stream_tail;
 
+pub(crate) use attributes::Attributes;
 pub(crate) use broker_failover::{has_ended, leave_server};
 #[cfg(test)]
 pub(crate) use limits::Limits;

@@ -20,6 +20,7 @@ mod telemetry_settings;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use outbox::wire::CloudEvents;
 use relay::{
     Config, MarkConfig, PollConfig, RetentionConfig, RewindConfig, ScanConfig, Shards,
     StreamConfig, WalConfig, WindowLimits,
@@ -200,6 +201,11 @@ impl Settings {
         }
     }
 
+    /// How events become CloudEvents, if that is set.
+    pub(crate) fn cloudevents(&self) -> Option<CloudEvents> {
+        self.relay.cloudevents.clone().map(|it| it.0)
+    }
+
     fn stream_config(&self) -> StreamConfig {
         let it = &self.stream;
         StreamConfig {
@@ -226,6 +232,7 @@ impl Settings {
             stream: self.stream_config(),
             subject: it.subject.0.clone(),
             routes: self.routes.clone(),
+            cloudevents: self.cloudevents(),
             mode: it.mode.0,
             window: WindowLimits { events: it.window_events.get(), bytes },
             scan: ScanConfig { interval: it.scan_interval.0, batch: it.scan_batch.get() },

@@ -15,6 +15,7 @@ use serde_json::Value as Json;
 use servers::NatsLink;
 use tokio::sync::watch;
 
+use super::attributes::Attributes;
 use super::limits::Limits;
 use super::permission_violations::PermissionViolations;
 use super::pub_ack::{self, Answerer};
@@ -71,6 +72,8 @@ pub(crate) struct Publisher {
     headers: HeaderMap,
     /// Whether messages have a `Nats-Msg-Id`; otherwise the id is in `Tailpost-Event-Id`.
     has_ids: bool,
+    /// How messages become CloudEvents, if they do.
+    attributes: Option<Attributes>,
     /// Positions of the transaction that was sent last.
     position: PositionPrefix,
     statistics: Arc<Statistics>,
@@ -100,6 +103,7 @@ impl Publisher {
         stream: &str,
         history: History,
         has_ids: bool,
+        attributes: Option<Attributes>,
         limits: watch::Receiver<Limits>,
         link: watch::Receiver<NatsLink>,
     ) -> Result<(Self, Answers), Error> {
@@ -119,8 +123,9 @@ impl Publisher {
             client,
             replies,
             last_subject,
-            headers: roomy(&EXPECTED_STREAM, &stream)?,
+            headers: roomy(&EXPECTED_STREAM, &stream, attributes.is_some())?,
             has_ids,
+            attributes,
             position: PositionPrefix::new(history),
             statistics,
             connects,
@@ -254,7 +259,23 @@ impl Publisher {
                 headers.insert(POSITION_EVENT, HeaderValue::from(at.event.to_string()));
             }
         }
+        if let Some(attributes) = &self.attributes {
+            attributes.add(send.event, self.own_position(send), &mut headers)?;
+        }
         Ok(headers)
+    }
+
+    /// Where the event itself came in the log that is read now.
+    fn own_position(&self, send: &Send<'_>) -> Option<Position> {
+        let History { system_id, timeline } = self.position.history;
+        let position = match (send.replayed, send.position) {
+            (Some(copied), _) => copied.position?,
+            (None, Some(at)) if at.event == send.event.id => {
+                Position { system_id, timeline, lsn: at.commit_lsn.0, ordinal: at.ordinal }
+            }
+            (None, _) => return None,
+        };
+        Some(position).filter(|it| it.system_id == system_id && it.timeline == timeline)
     }
 
     /// A copy has the event's own id and position; its message has another id.
@@ -282,9 +303,10 @@ impl Publisher {
 ///
 /// The client offers no `with_capacity`. But a map that is deserialized takes the room that its
 /// entries would need if they had different names, and a clone has the room of its original.
-fn roomy(name: &HeaderName, value: &HeaderValue) -> Result<HeaderMap, Error> {
+fn roomy(name: &HeaderName, value: &HeaderValue, has_attributes: bool) -> Result<HeaderMap, Error> {
+    let others = if has_attributes { OTHERS + wire::cloudevents::NAMES.len() } else { OTHERS };
     let entry = format!("{}:[{}]", Json::from(name.to_string()), Json::from(value.as_str()));
-    let entries = vec![entry; OURS.len() + OTHERS].join(",");
+    let entries = vec![entry; OURS.len() + others].join(",");
     serde_json::from_str(&format!("{{{entries}}}"))
         .map_err(Error::jetstream("name the stream in a header"))
 }

@@ -24,7 +24,7 @@ use super::{Done, Ended, Job, OpenWith, Opened, Source, lost_end, replication};
 use crate::config::Config;
 use crate::engine::{ClaimsInput, ClaimsSettings, Engine, LastEvent, Mode, Publishing, Seen};
 use crate::error::Error;
-use crate::nats::{self, History, Publisher, TailReader};
+use crate::nats::{self, Attributes, History, Publisher, TailReader};
 use crate::postgres::sql::ScannedRow;
 use crate::postgres::{Encoding, Rows, Store, sql};
 use crate::reporter::News;
@@ -66,8 +66,12 @@ pub(super) async fn open(with: OpenWith<'_>) -> Result<Opened, Error> {
     let newest = tail.newest_since(1, reach, NO_SYSTEM).await?;
     let history = History { system_id: NO_SYSTEM, timeline: 0 };
     let stream = &config.stream.name;
-    let (publisher, answers) =
-        Publisher::new(client.clone(), stream, history, true, tail.limits(), link.clone()).await?;
+    let names = config.cloudevents.clone();
+    let attributes = names.map(|names| Attributes { names, epoch: None });
+    let limits = tail.limits();
+    let publisher =
+        Publisher::new(client.clone(), stream, history, true, attributes, limits, link.clone());
+    let (publisher, answers) = publisher.await?;
     info!(stream = config.stream.name, read_back = newest.stored.len(), "polling the outbox");
     let last_event = LastEvent::later(newest.last, last_event);
     // Nothing comes from a log.

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Span, SpanRelativeTo};
+use outbox::wire::CloudEvents;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde_json::Value as Json;
@@ -225,6 +226,28 @@ form!(
     "secrets: whsec_ and 24 to 64 bytes in Base64",
     |it| it.as_str()?.parse().ok()
 );
+
+/// Templates of the attributes of CloudEvents.
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "Json")]
+pub(crate) struct AttributeTemplates(pub(crate) CloudEvents);
+
+impl TryFrom<Json> for AttributeTemplates {
+    type Error = String;
+
+    fn try_from(value: Json) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Templates {
+            source: String,
+            r#type: String,
+        }
+        const WANTED: &str = "templates: { source = \"/shop\", type = \"{event_type}\" }";
+        let Templates { source, r#type } = Templates::deserialize(value).map_err(|_| WANTED)?;
+        let read = CloudEvents::new(&source, &r#type);
+        read.map(Self).map_err(|wrong| format!("{WANTED}; {wrong}"))
+    }
+}
 
 #[cfg(test)]
 mod tests {

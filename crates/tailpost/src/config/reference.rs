@@ -65,7 +65,8 @@ impl Key {
                 Some(items().map(of_token).collect())
             }
             Json::Array(_) => Some(items().collect()),
-            Json::Null | Json::String(_) | Json::Object(_) => None,
+            Json::Object(_) => serde_json::from_str(text).ok(),
+            Json::Null | Json::String(_) => None,
         };
         typed.unwrap_or_else(|| text.into())
     }
@@ -95,7 +96,8 @@ pub(super) fn setting(line: &str) -> Option<(&str, &str)> {
 
 /// Whether it is a secret, also a consumer's.
 pub(super) fn is_secret(path: &str) -> bool {
-    SECRETS.contains(&path) || path.starts_with("inbox.") && path.ends_with(".secrets")
+    let of_all = path.strip_prefix("inbox.").and_then(|it| it.split_once('.'));
+    SECRETS.contains(&path) || of_all.is_some_and(|(_, name)| is_secret(&path_of(None, name)))
 }
 
 pub(super) fn json(value: &DeValue<'_>) -> Json {
@@ -107,7 +109,7 @@ pub(super) fn json(value: &DeValue<'_>) -> Json {
             number.map_or_else(|_| value.as_str().into(), Into::into)
         }
         // No setting takes one of these, and none takes this.
-        DeValue::Float(_) | DeValue::Datetime(_) => Json::Object(serde_json::Map::new()),
+        DeValue::Float(_) | DeValue::Datetime(_) => Json::Array(vec![Json::Null]),
         DeValue::Array(values) => values.iter().map(|it| json(it.get_ref())).collect(),
         DeValue::Table(table) => table
             .iter()

@@ -10,7 +10,7 @@ use relay::{MarkBy, Mode, OnPark};
 use serde::Deserialize;
 
 use super::forms::{
-    Command, Count, OrOff, Parsed, Secret, SigningSecret, Size, Time, TlsMode, Word,
+    AttributeTemplates, Command, Count, OrOff, Parsed, Secret, SigningSecret, Size, Time, TlsMode, Word,
 };
 
 #[derive(Clone, Deserialize)]
@@ -71,6 +71,7 @@ pub(crate) struct RelaySettings {
     pub(super) mode: Word<Mode>,
     pub(crate) shards: Count<1, 64>,
     pub(super) subject: Parsed<SubjectTemplate>,
+    pub(super) cloudevents: Option<AttributeTemplates>,
     /// Beyond this the client would drop acknowledgements that are not read fast enough.
     pub(super) window_events: Count<1, 65_536>,
     pub(super) window_bytes: Size<{ 64 << 10 }, { 4 << 30 }>,

@@ -312,4 +312,17 @@ impl Store {
         );
         self.batch_execute("write down the cluster", &sql).await
     }
+
+    /// Which of the clusters and timelines that the table has been in this is, from 1.
+    pub(crate) async fn number_epoch(&self, system_id: u64, timeline: u32) -> Result<u32, Error> {
+        self.note_epoch(system_id, timeline).await?;
+        let sql = format!(
+            "SELECT count(*) FROM {epochs} AS it, {epochs} AS own
+             WHERE own.system_identifier = '{system_id}' AND own.timeline = {timeline}
+                 AND it.began_at <= own.began_at",
+            epochs = self.table.companion("tailpost_epochs")
+        );
+        let number: i64 = self.query_one("number the cluster", &sql, &[]).await?.get(0);
+        Ok(u32::try_from(number).unwrap_or(u32::MAX))
+    }
 }

@@ -21,7 +21,7 @@ use crate::engine::{
     Tail, WrittenDown, beyond_the_log,
 };
 use crate::error::Error;
-use crate::nats::{self, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
+use crate::nats::{self, Attributes, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
 use crate::postgres::sql::{Books, Marks, StateRow};
 use crate::postgres::{
     Encoding, Found, Messages, OpenSlot, Opening, Rows, Slot, Store, drained, sql,
@@ -391,8 +391,16 @@ impl Known {
         let Self { store, tail, rules, log, slot, start, news, last_event } = self;
         let (stream, limits, history) = (&config.stream.name, tail.limits(), slot.history);
         let has_ids = !config.needs_fence();
-        let (publisher, answers) =
-            Publisher::new(client.clone(), stream, history, has_ids, limits, link.clone()).await?;
+        let attributes = match config.cloudevents.clone() {
+            None => None,
+            Some(names) => {
+                let epoch = Some(store.number_epoch(history.system_id, history.timeline).await?);
+                Some(Attributes { names, epoch })
+            }
+        };
+        let (client, link) = (client.clone(), link.clone());
+        let publisher = Publisher::new(client, stream, history, has_ids, attributes, limits, link);
+        let (publisher, answers) = publisher.await?;
         let marks = Marks::connect(config, "tailpost marks").await?;
         let books = Arc::new(Books::of(store).await?);
         let rows = Store::brief(config, "tailpost rows").await?;
