@@ -117,8 +117,7 @@ pub(crate) async fn run(mode: Mode) -> Result<()> {
         Mode::Transactional => Box::pin(builder.transactional(NoOp).run(stop)).await?,
         Mode::Http => {
             let url = setting("HANDLER")?;
-            let options =
-                HttpOptions { url, timeout: HTTP_TIMEOUT, secrets: Vec::new(), tls: None };
+            let options = HttpOptions::new(url, HTTP_TIMEOUT);
             let handler = HttpHandler::new(options)?;
             Box::pin(builder.lanes(HTTP_LANES).leased(handler).run(stop)).await?
         }

@@ -17,28 +17,41 @@
 //! The service may see an event more than once: after a lost answer, or when the worker dies while
 //! it waits for one. `webhook-id` is the same each time (so is `Idempotency-Key`), and 409 says "I know this one".
 
+mod body;
+mod credentials;
 mod excerpt;
+mod proxy;
 mod request;
 mod response;
 mod server_errors;
 mod signature;
 
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::Uri;
 use hyper::body::Incoming;
+use hyper::header::{HeaderValue, PROXY_AUTHORIZATION};
+use hyper::{StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use outbox::wire::CloudEvents;
 use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{Delivery, LeasedHandler, Verdict};
 
+pub use self::body::BodyForm;
+use self::credentials::Keyring;
+pub use self::credentials::{Credentials, HeaderError, Headers};
+use self::proxy::Route;
+pub use self::proxy::{Proxy, ProxyError};
 use self::server_errors::Failing;
 pub use self::signature::{Secret, SecretError};
 
@@ -60,10 +73,47 @@ pub struct HttpOptions {
     pub url: String,
     /// How long an answer may take. In any case less than the lease is allowed.
     pub timeout: Duration,
-    /// Requests carry a signature for each, so that a secret can be replaced while both are known.
-    pub secrets: Vec<Secret>,
+    /// What requests prove themselves with.
+    pub credentials: Credentials,
+    /// Which answers say that an event has had its effect.
+    pub accept: Accept,
+    /// What is sent of an event.
+    pub body: BodyForm,
+    /// How events become CloudEvents, where their messages do not say it.
+    pub cloudevents: CloudEvents,
+    /// Through which the service is called.
+    pub proxy: Option<Proxy>,
     /// Whom to trust, and as whom to appear. Needed for `https://`.
     pub tls: Option<ClientConfig>,
+}
+
+/// Which answers say that an event has had its effect.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum Accept {
+    /// 200, 201 and 204: 202 of a service of one's own would say that nothing has happened yet.
+    #[default]
+    #[serde(rename = "strict")]
+    Strict,
+    /// Every 2xx, as gateways and services of others answer.
+    #[serde(rename = "2xx")]
+    AnySuccess,
+}
+
+impl HttpOptions {
+    /// Calls this URL, without anything else.
+    #[must_use]
+    pub fn new(url: impl Into<String>, timeout: Duration) -> Self {
+        Self {
+            url: url.into(),
+            timeout,
+            credentials: Credentials::default(),
+            accept: Accept::default(),
+            body: BodyForm::default(),
+            cloudevents: CloudEvents::default(),
+            proxy: None,
+            tls: None,
+        }
+    }
 }
 
 /// Calls an HTTP service with each event.
@@ -72,10 +122,15 @@ pub struct HttpOptions {
 /// nobody meant it to go.
 #[derive(Debug)]
 pub struct HttpHandler {
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<HttpsConnector<Route>, Full<Bytes>>,
     url: Uri,
+    /// For the proxy, where requests pass it in the clear.
+    authorization: Option<HeaderValue>,
     timeout: Duration,
-    secrets: Vec<Secret>,
+    keyring: Keyring,
+    accept: Accept,
+    body: BodyForm,
+    cloudevents: CloudEvents,
     failing: Failing,
 }
 
@@ -92,6 +147,19 @@ pub enum HttpError {
     /// Nobody said whom to trust.
     #[error("an https handler needs a TLS configuration")]
     NoTls,
+    /// A file of credentials cannot be used.
+    #[error("{reason}")]
+    File {
+        /// Which one, and what is wrong with it; repeats nothing of it.
+        reason: String,
+    },
+}
+
+impl HttpError {
+    fn file(setting: &str, path: &Path, reason: impl Display) -> Self {
+        let reason = format!("could not load {setting} from {}: {reason}", path.display());
+        Self::File { reason }
+    }
 }
 
 impl HttpHandler {
@@ -107,6 +175,10 @@ impl HttpHandler {
             None if url.scheme_str() == Some("https") => return Err(HttpError::NoTls),
             None => trusting_nobody(),
         };
+        let proxy = options.proxy;
+        let is_clear = url.scheme_str() == Some("http");
+        let authorization = proxy.as_ref().filter(|_| is_clear);
+        let authorization = authorization.and_then(|it| it.authorization.clone());
         let mut http = HttpConnector::new();
         http.enforce_http(false); // The TLS connector around it decides.
         http.set_nodelay(true);
@@ -117,9 +189,72 @@ impl HttpHandler {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .build(connector.wrap_connector(http));
-        let (timeout, secrets) = (options.timeout, options.secrets);
-        Ok(Self { client, url, timeout, secrets, failing: Failing::default() })
+            .build(connector.wrap_connector(Route { http, proxy }));
+        let HttpOptions { timeout, credentials, accept, body, cloudevents, .. } = options;
+        let (keyring, failing) = (Keyring::new(credentials), Failing::default());
+        Ok(Self {
+            client,
+            url,
+            authorization,
+            timeout,
+            keyring,
+            accept,
+            body,
+            cloudevents,
+            failing,
+        })
+    }
+
+    /// Reads the files of credentials, which each request needs.
+    ///
+    /// # Errors
+    ///
+    /// [`HttpError::File`] if one of them cannot be used. While that is so later, no event is sent,
+    /// as in an outage.
+    pub async fn check(&self) -> Result<(), HttpError> {
+        self.keyring.current().await.map(|_| ())
+    }
+
+    /// What services check signatures with, of the private keys among the secrets.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn public_keys(&self) -> Result<Vec<String>, HttpError> {
+        let current = self.keyring.current().await?;
+        Ok(current.secrets.iter().filter_map(Secret::public_key).collect())
+    }
+
+    /// As [`handle`](LeasedHandler::handle); also returns the answer's status, if there is an answer.
+    pub async fn call(&self, delivery: Delivery<'_>) -> (Option<StatusCode>, Verdict) {
+        // The verdict is to be written before the lease ends.
+        let limit = self.timeout.min(delivery.lease * 4 / 5);
+        let deadline = Instant::now() + limit;
+        let current = match self.keyring.current().await {
+            Ok(current) => current,
+            Err(error) => return (None, Verdict::outage(error)),
+        };
+        let form = (self.body, &self.cloudevents);
+        let mut request = match request::request(&self.url, form, &current, &delivery) {
+            Ok(request) => request,
+            Err(reason) => return (None, Verdict::Misconfigured { reason }),
+        };
+        if let Some(value) = &self.authorization {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, value.clone());
+        }
+        let response = match timeout_at(deadline, self.client.request(request)).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return (None, response::unanswered(&error)),
+            Err(_) => return (None, response::too_late(limit)),
+        };
+        let (parts, body) = response.into_parts();
+        let mut text = Vec::new();
+        let deadline = deadline.min(Instant::now() + BODY_TIMEOUT);
+        // Whatever becomes of the body: the status has decided, the text only explains.
+        let _ = timeout_at(deadline, read(body, &mut text)).await;
+        let verdict = response::verdict(self.accept, &parts, &text, &delivery.event.payload);
+        let verdict = self.failing.judge(delivery.event.id, parts.status, verdict);
+        (Some(parts.status), verdict)
     }
 }
 
@@ -130,22 +265,7 @@ impl LeasedHandler for HttpHandler {
     ///
     /// Dropping the future closes the connection; the service may have acted all the same.
     async fn handle(&self, delivery: Delivery<'_>) -> Verdict {
-        // The verdict is to be written before the lease ends.
-        let limit = self.timeout.min(delivery.lease * 4 / 5);
-        let deadline = Instant::now() + limit;
-        let request = request::request(&self.url, &self.secrets, &delivery);
-        let response = match timeout_at(deadline, self.client.request(request)).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return response::unanswered(&error),
-            Err(_) => return response::too_late(limit),
-        };
-        let (parts, body) = response.into_parts();
-        let mut text = Vec::new();
-        let deadline = deadline.min(Instant::now() + BODY_TIMEOUT);
-        // Whatever becomes of the body: the status has decided, the text only explains.
-        let _ = timeout_at(deadline, read(body, &mut text)).await;
-        let verdict = response::verdict(&parts, &text, &delivery.event.payload);
-        self.failing.judge(delivery.event.id, parts.status, verdict)
+        self.call(delivery).await.1
     }
 }
 

@@ -19,5 +19,5 @@ pub use nats::{NatsAccess, NatsLink, NatsTarget, jetstream_of};
 pub use postgres::{
     ConnectionTask, PoolLimits, PostgresTarget, PostgresTls, Session, SslMode, check_name,
 };
-pub use secret::{SecretCommand, SecretSource};
+pub use secret::{SecretCommand, SecretSource, read_secret};
 pub use tls::{https_config, install_crypto_provider};

@@ -55,12 +55,24 @@ impl SecretSource {
 ///
 /// [`Error::File`] if it cannot be read, is empty, or has several lines.
 pub(crate) async fn read_file(setting: &'static str, path: &Path) -> Result<String, Error> {
-    let file = open(path).await.map_err(|it| Error::file(setting, path, it))?;
-    if let Ok(metadata) = file.metadata().await {
-        warn_of_others(setting, path, &metadata);
-    }
-    let bytes = read_open(file).await.map_err(|it| Error::file(setting, path, it))?;
-    only_line(bytes).map_err(|reason| Error::file(setting, path, reason))
+    let text = read_secret(setting, path).await?;
+    only_line(text.into_bytes()).map_err(|reason| Error::file(setting, path, reason))
+}
+
+/// Reads the text of the file of secrets that `setting` names.
+///
+/// # Errors
+///
+/// [`Error::File`] if it cannot be read, is longer than 64 KiB, or is no text.
+pub async fn read_secret(setting: &'static str, path: &Path) -> Result<String, Error> {
+    let read = async {
+        let file = open(path).await?;
+        if let Ok(metadata) = file.metadata().await {
+            warn_of_others(setting, path, &metadata);
+        }
+        text_of(file).await
+    };
+    read.await.map_err(|it| Error::file(setting, path, it))
 }
 
 /// Reads the text of a file with several lines.
@@ -69,7 +81,11 @@ pub(crate) async fn read_file(setting: &'static str, path: &Path) -> Result<Stri
 ///
 /// If it cannot be read, is longer than 64 KiB, or is no text.
 pub(crate) async fn read_text(path: &Path) -> io::Result<String> {
-    let bytes = read_open(open(path).await?).await?;
+    text_of(open(path).await?).await
+}
+
+async fn text_of(file: tokio::fs::File) -> io::Result<String> {
+    let bytes = read_open(file).await?;
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, NOT_UTF_8))
 }
 

@@ -8,6 +8,7 @@ mod bounds;
 mod consumer_ahead;
 mod consumers_api;
 mod counted;
+mod credentials;
 pub(crate) mod database_gone_back;
 mod dead_letters_api;
 mod effects_awaited;

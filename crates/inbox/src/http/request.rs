@@ -7,9 +7,12 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request, Uri};
 use jiff::Timestamp;
-use outbox::wire::{escape_name, header, name_from_wire};
+use outbox::wire::cloudevents::Added;
+use outbox::wire::{CloudEvents, escape_name, header, name_from_wire};
 
-use super::signature::{Secret, sign};
+use super::body::{BodyForm, body};
+use super::credentials::Current;
+use super::signature::sign;
 use crate::Delivery;
 
 /// What begins the names of all headers of the event that have no meaning here. As themselves they
@@ -19,20 +22,24 @@ const OF_THE_EVENT: &str = "Tailpost-Header-";
 /// What has the same meaning in HTTP, in any case.
 const OF_HTTP: [&str; 4] = ["traceparent", "tracestate", "baggage", "content-type"];
 
-/// Makes the request. The payload is sent as it is.
+/// Makes the request.
+///
+/// # Errors
+///
+/// Why the event cannot be sent in the form that is configured.
 pub(super) fn request(
     url: &Uri,
-    secrets: &[Secret],
+    form: (BodyForm, &CloudEvents),
+    current: &Current,
     delivery: &Delivery<'_>,
-) -> Request<Full<Bytes>> {
-    let payload = delivery.event.payload.clone();
-    let mut request = Request::new(Full::new(payload.clone()));
+) -> Result<Request<Full<Bytes>>, String> {
+    let mut request = Request::new(Full::default());
     *request.method_mut() = Method::POST;
     *request.uri_mut() = url.clone();
     let headers = request.headers_mut();
     // Ours come last and win.
     pass_on(delivery.headers, headers);
-    headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+    let body = body(form, delivery, headers)?;
     headers.insert(
         USER_AGENT,
         HeaderValue::from_static(concat!("tailpost/", env!("CARGO_PKG_VERSION"))),
@@ -56,19 +63,27 @@ pub(super) fn request(
         set("traceparent", &span.to_string());
     }
     set("tailpost-max-attempts", &delivery.max_attempts.to_string());
-    if !secrets.is_empty() {
+    if !current.secrets.is_empty() {
         let timestamp = Timestamp::now().as_second();
         set("webhook-timestamp", &timestamp.to_string());
-        set("webhook-signature", &sign(secrets, &id, timestamp, &payload));
+        set("webhook-signature", &sign(&current.secrets, &id, timestamp, &body));
     }
-    request
+    for (name, value) in &current.headers {
+        headers.insert(name, value.clone());
+    }
+    *request.body_mut() = Full::new(body);
+    Ok(request)
 }
 
 /// Passes on what the message says about the event: `Event-Type` and its companions, `traceparent`,
 /// and the user's own under [`OF_THE_EVENT`]. What it says about its way through the broker stays
 /// behind.
 fn pass_on(from: &async_nats::HeaderMap, to: &mut HeaderMap) {
+    let added = from.get(header::CLOUDEVENTS).map(|it| Added::parse(it.as_str()));
     for (name, values) in from.iter() {
+        if added.is_some_and(|it| it.has(name.as_ref())) {
+            continue;
+        }
         let Some(name) = name_in_http(name.as_ref()) else { continue };
         let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
         for value in values {

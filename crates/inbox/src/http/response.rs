@@ -8,6 +8,7 @@ use hyper::http::response::Parts;
 use hyper_util::client::legacy;
 use jiff::Timestamp;
 
+use super::Accept;
 use super::excerpt::excerpt;
 use crate::Verdict;
 
@@ -17,13 +18,14 @@ const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 const ALREADY_PROCESSED: &str = "already_processed";
 
 /// Reads an answer. `body` is its beginning; `payload` is what must not be repeated.
-pub(super) fn verdict(answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
+pub(super) fn verdict(accept: Accept, answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
     let told = |said: &str| match excerpt(body, payload) {
         text if text.is_empty() => format!("{}{said}", answer.status),
         text => format!("{}{said}: {text}", answer.status),
     };
     match answer.status.as_u16() {
-        200 | 201 | 204 => Verdict::Processed { outcome: None },
+        200 | 201 | 204 => Verdict::processed(),
+        202..300 if accept == Accept::AnySuccess => Verdict::processed(),
         409 => Verdict::Processed { outcome: Some(ALREADY_PROCESSED.into()) },
         422 => Verdict::Dead { reason: told("") },
         // Of the service itself, which has read the event; a proxy's 400 is a page.
@@ -87,7 +89,11 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let media_type = headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()).unwrap_or_default();
+    headers.get(CONTENT_TYPE).and_then(|it| it.to_str().ok()).is_some_and(is_json_type)
+}
+
+/// Whether what has this type is JSON, if it is what it says.
+pub(super) fn is_json_type(media_type: &str) -> bool {
     let media_type = media_type.split(';').next().unwrap_or_default().trim();
     media_type.eq_ignore_ascii_case("application/json") || media_type.ends_with("+json")
 }
@@ -114,8 +120,12 @@ mod tests {
         response.into_parts().0
     }
 
-    fn kind(status: u16) -> &'static str {
-        match verdict(&answer(status, &[]), b"", b"") {
+    fn read(answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
+        verdict(Accept::Strict, answer, body, payload)
+    }
+
+    fn kind(accept: Accept, status: u16) -> &'static str {
+        match verdict(accept, &answer(status, &[]), b"", b"") {
             Verdict::Processed { outcome: None } => "processed",
             Verdict::Processed { outcome: Some(_) } => "already",
             Verdict::Retry { .. } => "retry",
@@ -136,7 +146,9 @@ mod tests {
                 425 | 500..=599 => "retry",
                 _ => "misconfigured",
             };
-            assert_eq!(kind(status), expected, "{status}");
+            assert_eq!(kind(Accept::Strict, status), expected, "{status}");
+            let any = if (200..300).contains(&status) { "processed" } else { expected };
+            assert_eq!(kind(Accept::AnySuccess, status), any, "{status}");
         }
     }
 
@@ -148,7 +160,7 @@ mod tests {
             ("application/json; charset=utf-8", true),
             ("text/html", false),
         ] {
-            let verdict = verdict(&answer(400, &[(CONTENT_TYPE, media_type)]), b"{}", b"");
+            let verdict = read(&answer(400, &[(CONTENT_TYPE, media_type)]), b"{}", b"");
             let retried = matches!(verdict, Verdict::Retry { .. });
             assert_eq!(retried, about_the_event, "{media_type}");
         }
@@ -193,12 +205,12 @@ mod tests {
     fn the_reason_says_what_the_service_said_but_not_what_it_was_sent() {
         let payload = br#"{"customer": "Ada Lovelace"}"#;
         let parts = answer(422, &[]);
-        let Verdict::Dead { reason } = verdict(&parts, b"no customer ada", payload) else {
+        let Verdict::Dead { reason } = read(&parts, b"no customer ada", payload) else {
             panic!("422 is dead");
         };
         assert_eq!(reason, "422 Unprocessable Entity: no customer …");
         let parts = answer(308, &[(LOCATION, "https://b.example/orders")]);
-        let Verdict::Misconfigured { reason } = verdict(&parts, b"", payload) else {
+        let Verdict::Misconfigured { reason } = read(&parts, b"", payload) else {
             panic!("308 is a misconfiguration");
         };
         let expected =

@@ -14,6 +14,9 @@ use tokio::net::TcpListener;
 
 use super::*;
 
+mod bodies;
+mod callers;
+mod proxies;
 mod urls;
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -83,10 +86,11 @@ async fn serve(
 
 fn options(url: &str) -> HttpOptions {
     HttpOptions {
-        url: url.into(),
-        timeout: Duration::from_secs(10),
-        secrets: vec![SECRET.parse().expect("a secret")],
-        tls: None,
+        credentials: Credentials {
+            secrets: vec![SECRET.parse().expect("a secret")],
+            ..Credentials::default()
+        },
+        ..HttpOptions::new(url, Duration::from_secs(10))
     }
 }
 
@@ -422,8 +426,9 @@ fn check_signature(seen: &Seen) {
 #[tokio::test]
 async fn without_a_secret_nothing_is_signed() {
     let service = Service::status(200).await;
-    let handler = HttpHandler::new(HttpOptions { secrets: vec![], ..options(&service.url()) })
-        .expect("valid");
+    let credentials = Credentials::default();
+    let handler =
+        HttpHandler::new(HttpOptions { credentials, ..options(&service.url()) }).expect("valid");
     deliver(&handler).await;
     let seen = service.seen().pop().expect("a request");
     assert!(!seen.headers.contains_key("webhook-signature"));

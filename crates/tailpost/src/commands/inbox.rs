@@ -2,6 +2,7 @@
 
 mod answers;
 pub(super) mod builder;
+mod handler;
 mod inbox_dlq;
 mod inbox_rewind;
 pub(super) mod inbox_setup;

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::time::Duration;
 
+use inbox::http::Headers;
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 use outbox::wire::CloudEvents;
 use serde::Deserialize;
@@ -223,9 +224,28 @@ form!(
 form!(
     /// A secret that requests are signed with.
     SigningSecret(inbox::http::Secret),
-    "secrets: whsec_ and 24 to 64 bytes in Base64",
+    "secrets: whsec_ and 24 to 64 bytes in Base64, or whsk_ and an Ed25519 key in Base64",
     |it| it.as_str()?.parse().ok()
 );
+
+/// Headers of requests to a handler: their values are secrets.
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "Json")]
+pub(crate) struct HandlerHeaders(pub(crate) Headers);
+
+impl TryFrom<Json> for HandlerHeaders {
+    type Error = String;
+
+    fn try_from(value: Json) -> Result<Self, String> {
+        const WANTED: &str = "a secret: headers such as { X-Api-Key = \"...\" }";
+        let mut headers = Headers::default();
+        for (name, value) in value.as_object().ok_or(WANTED)? {
+            let added = headers.add(name, value.as_str().unwrap_or_default());
+            added.map_err(|wrong| format!("{WANTED}; {wrong}"))?;
+        }
+        Ok(Self(headers))
+    }
+}
 
 /// Templates of the attributes of CloudEvents.
 #[derive(Clone, Deserialize)]

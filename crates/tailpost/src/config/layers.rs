@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Error, Origin, closest};
 use super::given::Given;
-use super::reference::{KEYS, json, path_of};
+use super::reference::{KEYS, Key, json, path_of};
 use super::{LogFormat, environment, routes};
 
 /// The file that is read if it is there and no other is named.
@@ -72,9 +72,10 @@ fn apply_table(
         let (path, origin) = (format!("{within}{}", name.get_ref()), at(name.span().start));
         let below = format!("{path}.");
         let is_section = KEYS.iter().any(|it| it.path.starts_with(&below));
+        let is_table = Key::find(&path).is_some_and(|it| it.value.is_object());
         match value.get_ref() {
             _ if path == routes::SECTION => apply_routes(given, value, at)?,
-            DeValue::Table(consumer) if within == "inbox." => {
+            DeValue::Table(consumer) if within == "inbox." && !is_table => {
                 given.add_consumer(name.get_ref(), &origin)?;
                 apply_table(given, &below, consumer, at)?;
             }

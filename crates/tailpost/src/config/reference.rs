@@ -11,13 +11,14 @@ pub(super) const INBOX: &str = "inbox";
 pub(super) const SHARED: &str = "inbox.retention";
 pub(super) const PASSWORD_COMMAND: &str = "postgres.password_command";
 /// What is never shown. A test compares this with the types.
-const SECRETS: [&str; 6] = [
+const SECRETS: [&str; 7] = [
     "nats.nkey",
     "nats.token",
     "nats.password",
     "admin.token",
     "telemetry.otlp_headers",
     "inbox.secrets",
+    "inbox.headers",
 ];
 
 /// A setting of which the reference has a line.

@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use inbox::http::{Accept, BodyForm, Proxy};
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
 use relay::{MarkBy, Mode, OnPark};
 use serde::Deserialize;
 
 use super::forms::{
-    AttributeTemplates, Command, Count, OrOff, Parsed, Secret, SigningSecret, Size, Time, TlsMode, Word,
+    AttributeTemplates, Command, Count, HandlerHeaders, OrOff, Parsed, Secret, SigningSecret, Size,
+    Time, TlsMode, Word,
 };
 
 #[derive(Clone, Deserialize)]
@@ -122,7 +124,14 @@ pub(crate) struct ConsumerSettings {
     pub(crate) backoff_max: Time,
     /// How long the handler may take to answer.
     pub(crate) timeout: Time,
+    pub(crate) accept: Word<Accept>,
+    pub(crate) body: Word<BodyForm>,
+    pub(crate) headers: Option<HandlerHeaders>,
+    pub(crate) headers_file: Option<PathBuf>,
+    pub(crate) bearer_token_file: Option<PathBuf>,
     pub(crate) secrets: Option<Vec<SigningSecret>>,
+    pub(crate) secrets_file: Option<PathBuf>,
+    pub(crate) proxy: Option<Parsed<Proxy>>,
     pub(crate) ca: Option<PathBuf>,
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,

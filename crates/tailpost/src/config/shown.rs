@@ -49,7 +49,9 @@ impl Settings {
 fn shown(path: &str, value: &Json) -> Json {
     match value {
         _ if is_secret(path) => MASKED.into(),
-        Json::String(text) if path.ends_with(".handler") => without_secrets(text).into(),
+        Json::String(text) if path.ends_with(".handler") || path.ends_with(".proxy") => {
+            without_secrets(text).into()
+        }
         // The program alone: an argument may be a secret.
         Json::Array(argv) if path == PASSWORD_COMMAND => {
             let masked = (argv.len() > 1).then(|| MASKED.into());

@@ -1,14 +1,14 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use inbox::http::{HttpHandler, HttpOptions};
+use inbox::http::HttpHandler;
 use inbox::{Connection, Inbox, Leased, State, Status, Summary};
 use operate::checks::Scope;
 use outbox::waiting::Waiting;
-use servers::{NatsTarget, PostgresTarget, https_config};
+use servers::{NatsTarget, PostgresTarget};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::answers;
 use super::builder::builder;
+use super::handler::handler;
 use super::sampler::Sampler;
 use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
 use crate::commands::doctor::consumer_checks::consumer_checks;
@@ -41,11 +42,11 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         return Err(Error::no_consumer().into());
     }
     let (postgres, nats) = (settings.postgres_target()?, settings.nats_target()?);
-    let part = |consumer: Consumer| {
-        let handler = handler(settings, &consumer)?;
-        Ok(Part { consumer, handler, status: watch::Sender::default() })
-    };
-    let parts: Vec<_> = consumers.into_iter().map(part).collect::<anyhow::Result<_>>()?;
+    let mut parts = Vec::new();
+    for consumer in consumers {
+        let handler = handler(settings, &consumer).await?;
+        parts.push(Part { consumer, handler, status: watch::Sender::default() });
+    }
     let stop = shutdown::on_signal()?;
     info!(version = env!("CARGO_PKG_VERSION"), %postgres, %nats, "starting the inbox");
     let traces = Traces::start(settings)?;
@@ -152,36 +153,6 @@ fn look(settings: &Settings) -> Look {
         let settings = Arc::clone(&settings);
         Box::pin(async move { consumer_checks(&settings, &Scope::default()).await })
     })
-}
-
-static PROXY_WARNED: Once = Once::new();
-
-/// Other programs use these variables.
-fn warn_of_proxy() {
-    let names =
-        ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"];
-    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|it| !it.is_empty());
-    if let Some(name) = names.into_iter().find(is_set) {
-        warn!("{name} is not used: handlers are called directly");
-    }
-}
-
-fn handler(settings: &Settings, consumer: &Consumer) -> anyhow::Result<HttpHandler> {
-    let name = &consumer.name;
-    let it = &consumer.settings;
-    let url = it.handler.clone().ok_or_else(|| Error::no_handler(name))?;
-    let tls = if url.starts_with("https://") {
-        let identity = it.cert.as_deref().zip(it.key.as_deref());
-        let config = https_config(it.ca.as_deref(), identity);
-        Some(config.with_context(|| format!("consumer {name}"))?)
-    } else {
-        None
-    };
-    let secrets = it.secrets.iter().flatten().map(|it| it.0.clone()).collect();
-    PROXY_WARNED.call_once(warn_of_proxy);
-    let handler = HttpHandler::new(HttpOptions { url, timeout: it.timeout.0, secrets, tls });
-    let origin = || settings.origin(name, "handler");
-    Ok(handler.map_err(|source| Error::handler(origin(), name, source))?)
 }
 
 fn inbox(

@@ -1,3 +1,5 @@
+use inbox::http::Accept;
+
 use super::*;
 use crate::config::tests::{loaded, refusal};
 
@@ -11,7 +13,7 @@ fn consumers(toml: &str, environment: &[(&str, &str)]) -> Vec<Consumer> {
 fn what_is_said_of_one_consumer_wins_over_what_is_said_of_all() {
     let toml = format!(
         "[stream]\nname = 'EVENTS'\n[inbox]\nlease = '1m'\nsecrets = ['{SECRET}']\n\
-         [inbox.billing]\nhandler = 'http://a'\nlease = '2m'\nsubjects = ['outbox.order.>']\n\
+         [inbox.billing]\nhandler = 'http://a'\naccept = '2xx'\nlease = '2m'\nsubjects = ['outbox.order.>']\n\
          [inbox.mail-out]\nsecrets = []\nstream = 'OTHER'\n"
     );
     let all = consumers(&toml, &[("TAILPOST_INBOX__TIMEOUT", "50s")]);
@@ -21,6 +23,8 @@ fn what_is_said_of_one_consumer_wins_over_what_is_said_of_all() {
     let secrets = |it: &Consumer| it.settings.secrets.as_ref().map_or(0, Vec::len);
     assert_eq!((billing.stream.as_str(), mail.stream.as_str()), ("EVENTS", "OTHER"));
     assert_eq!((secrets(billing), secrets(mail)), (1, 0));
+    let accept = (billing.settings.accept.0, mail.settings.accept.0);
+    assert_eq!(accept, (Accept::AnySuccess, Accept::Strict));
     assert_eq!((billing.settings.timeout.0.as_secs(), mail.settings.timeout.0.as_secs()), (50, 50));
     assert_eq!(billing.settings.subjects.as_deref(), Some(&["outbox.order.>".to_owned()][..]));
     assert_eq!(
@@ -92,4 +96,25 @@ fn a_handler_that_may_outlast_its_lease_is_refused() {
         panic!("a certificate without its key");
     };
     assert!(error.to_string().contains("go together"), "{error}");
+}
+
+#[test]
+fn headers_of_a_handler_are_secret_and_its_own_are_refused() {
+    let toml = "[inbox.headers]\nX-Api-Key = 's3cret'\n[inbox.a]\n[inbox.b]\nheaders = {}\n";
+    let all = consumers(toml, &[]);
+    let headers = |it: &Consumer| format!("{:?}", it.settings.headers.as_ref().map(|it| &it.0));
+    let shown: Vec<_> = all.iter().map(headers).collect();
+    assert!(shown[0].contains("x-api-key") && !shown[0].contains("s3cret"), "{shown:?}");
+    assert!(!shown[1].contains("x-api-key"), "{shown:?}");
+    let settings = serde_json::to_string(&loaded(toml, &[]).shown()).expect("JSON");
+    assert!(!settings.contains("s3cret"), "{settings}");
+    let variable = [("TAILPOST_INBOX__A__HEADERS", r#"{"X-Team":"ada"}"#)];
+    assert!(headers(&consumers(toml, &variable)[0]).contains("x-team"));
+
+    for headers in ["{ Host = 's3cret' }", "{ webhook-id = 's3cret' }", "{ X = '' }", "{ X = 1 }"] {
+        let (told, _) = refusal(&format!("[inbox.a]\nheaders = {headers}\n"), &[]);
+        let told_where =
+            told.starts_with(":2: `inbox.a.headers` must be a secret: headers such as");
+        assert!(told_where && !told.contains("s3cret"), "{told}");
+    }
 }

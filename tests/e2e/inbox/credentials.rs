@@ -1,0 +1,40 @@
+//! What proves to a service who calls it is replaced while the inbox runs.
+
+use support::{DEADLINE, until};
+
+use super::http::{configure, set_up};
+use super::service::{Service, emit};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_is_replaced_without_a_restart_and_never_told() {
+    let mut env = set_up().await;
+    let folder = configure(&mut env);
+    let token = folder.path().join("token");
+    std::fs::write(&token, "s3cret-old\n").expect("write");
+    env.set("TAILPOST_INBOX__BEARER_TOKEN_FILE", token.to_str().expect("Unicode"));
+    env.set("TAILPOST_INBOX__HEADERS", r#"{"X-Api-Key":"s3cret-key"}"#);
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    emit(&env, "o-1", "{}").await;
+    service.wait_calls(1).await;
+    std::fs::write(&token, "s3cret-new\n").expect("write");
+    until(DEADLINE, "the new token is shown", async || {
+        emit(&env, "o-1", "{}").await;
+        service.calls().last().is_some_and(|it| it.header("authorization") == "Bearer s3cret-new")
+    })
+    .await;
+    let calls = service.calls();
+    assert_eq!(calls[0].header("authorization"), "Bearer s3cret-old");
+    assert!(calls.iter().all(|it| it.header("x-api-key") == "s3cret-key"));
+    assert!(!inbox.log().contains("s3cret"), "{}", inbox.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_cannot_be_used_is_named_before_anything_starts() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__BEARER_TOKEN_FILE", "/nowhere/token");
+    let args = ["inbox", "run", "--consumer", "billing", "--handler", "http://127.0.0.1:1"];
+    let (_, said) = env.ends_with(78, &args).await;
+    assert!(said.contains("could not load inbox.bearer_token_file from /nowhere/token"), "{said}");
+}
