@@ -23,6 +23,7 @@ mod left;
 mod letters_kept;
 mod orders;
 mod outages;
+mod receivers;
 mod replayed;
 mod rewind;
 mod role;
