@@ -117,6 +117,11 @@ impl Cli {
                 handler: args.handler.clone(),
                 ..sources
             },
+            InboxCommand::Ping(args) => Sources {
+                consumer: Some(args.consumer.clone()),
+                handler: args.handler.clone(),
+                ..sources
+            },
             InboxCommand::Rewind(args) => {
                 Sources { consumer: Some(args.consumer.clone()), ..sources }
             }

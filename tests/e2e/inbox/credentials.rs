@@ -38,3 +38,35 @@ async fn a_file_that_cannot_be_used_is_named_before_anything_starts() {
     let (_, said) = env.ends_with(78, &args).await;
     assert!(said.contains("could not load inbox.bearer_token_file from /nowhere/token"), "{said}");
 }
+
+/// Signed, answered, and nowhere else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ping_is_signed_and_ends_with_what_the_answer_means() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__SECRETS", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let service = Service::start().await;
+    let url = service.url();
+    let args = ["inbox", "ping", "--consumer", "billing", "--handler", &url];
+    let (told, _) = env.ends_with(0, &args).await;
+    assert!(told.starts_with("204 No Content: handled, after "), "{told}");
+    let call = service.calls().pop().expect("a call");
+    assert_eq!(call.header("event-type"), "tailpost.ping");
+    assert_eq!(call.payload, r#"{"consumer":"billing"}"#);
+    assert!(call.header("webhook-signature").starts_with("v1,"));
+    for (status, code, meaning) in [
+        (409, 0, "409 Conflict: handled"),
+        (422, 4, "an event would be a dead letter"),
+        (500, 4, "an event would be tried again"),
+        (401, 4, "an event would wait, uncounted"),
+        (503, 5, "an event would wait, uncounted"),
+    ] {
+        service.answer(status);
+        let (told, _) = env.ends_with(code, &args).await;
+        assert!(told.contains(meaning), "{told}");
+    }
+    drop(service);
+    let (told, said) = env.ends_with(5, &args).await;
+    assert!(told.starts_with("no answer") && said.contains("could not connect"), "{told}{said}");
+    let records: i64 = env.query("SELECT count(*) FROM inbox_messages").await;
+    assert_eq!(records, 0);
+}

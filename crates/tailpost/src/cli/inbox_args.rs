@@ -39,6 +39,11 @@ pub(crate) enum InboxCommand {
     /// given. The worker that has the consumer carries it out: see
     /// docs/replay.md#sending-one-consumer-back.
     Rewind(RewindArgs),
+    /// Send the service of a consumer a signed event of the type tailpost.ping, and print its answer
+    ///
+    /// The event is in no stream and has no record. Ends with 0 if the answer means that an event is
+    /// handled.
+    Ping(PingArgs),
     /// Record that an event had its effect by other means, so that no attempt follows
     ///
     /// Run this after making an effect by hand: otherwise the event has its effect a second time.
@@ -53,6 +58,17 @@ pub(crate) struct InboxRunArgs {
     pub(crate) consumer: Option<String>,
     /// Where its events go: http://host/path
     #[arg(long, value_name = "URL", requires = "consumer")]
+    pub(crate) handler: Option<String>,
+}
+
+/// Arguments of `inbox ping`.
+#[derive(Debug, Args)]
+pub(crate) struct PingArgs {
+    /// The consumer whose service is called; it need not be in the configuration
+    #[arg(long, value_name = "NAME")]
+    pub(crate) consumer: String,
+    /// Where its events go: http://host/path
+    #[arg(long, value_name = "URL")]
     pub(crate) handler: Option<String>,
 }
 

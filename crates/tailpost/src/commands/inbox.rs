@@ -6,6 +6,7 @@ mod handler;
 mod inbox_dlq;
 mod inbox_rewind;
 pub(super) mod inbox_setup;
+mod ping;
 pub(super) mod run;
 pub(super) mod sampler;
 
@@ -21,6 +22,7 @@ pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::
         InboxCommand::Setup(args) => inbox_setup::run(args, settings).await,
         InboxCommand::Dlq { command } => inbox_dlq::run(command, settings).await,
         InboxCommand::Rewind(args) => inbox_rewind::run(args, settings).await,
+        InboxCommand::Ping(args) => ping::run(args, settings).await,
         InboxCommand::MarkProcessed(args) => inbox_dlq::mark_processed(args, settings).await,
     }
 }
