@@ -122,3 +122,29 @@ async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     let (code, all) = scene.ask("GET", "").await;
     assert_eq!((code, &all["consumers"][0]["name"]), (200, &json!("billing")), "{all}");
 }
+
+/// A service that is gone for good is not called again before somebody says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_is_gone_retires_its_consumer_until_it_is_resumed() {
+    let scene = Scene::new().await;
+    scene.service.answer(410);
+    let first = scene.inbox().await;
+    emit(&scene.env, "o-1", "{}").await;
+    scene.wait_status("/pause/why", "retired".into()).await;
+    scene.wait_status("/status/paused_by", "tailpost".into()).await;
+    scene.service.answer(204);
+    first.sigterm();
+    assert!(first.wait_exit(DEADLINE).await.success(), "{}", first.log());
+    let second = scene.inbox().await;
+    scene.wait_status("/status/paused_by", "tailpost".into()).await;
+    let before = scene.service.calls().len();
+    emit(&scene.env, "o-2", "{}").await;
+    scene.env.wait_stored(2).await;
+    assert_eq!(scene.service.calls().len(), before, "{}", second.log());
+    assert_eq!(scene.ask("POST", "/billing/resume").await.0, 200);
+    wait_processed(&scene.env, 2).await;
+    let calls = scene.service.calls();
+    assert!(calls.iter().all(|it| it.header("tailpost-attempt") == "1"), "no attempt is counted");
+    let dead: i64 = scene.env.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 0);
+}

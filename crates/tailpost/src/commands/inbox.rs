@@ -7,6 +7,7 @@ mod inbox_dlq;
 mod inbox_rewind;
 pub(super) mod inbox_setup;
 mod ping;
+mod retiring;
 pub(super) mod run;
 pub(super) mod sampler;
 

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::answers;
 use super::builder::builder;
 use super::handler::handler;
+use super::retiring::Retiring;
 use super::sampler::Sampler;
 use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
 use crate::commands::doctor::consumer_checks::consumer_checks;
@@ -84,7 +85,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
             if let Some(spans) = traces.sink() {
                 builder = builder.spans(spans);
             }
-            (name, builder.leased(handler))
+            let (postgres, table) = (postgres.clone(), table.clone());
+            (name, builder.leased(Retiring { handler, postgres, table }))
         });
         run_all(made.collect(), &stop).await
     };
@@ -242,7 +244,7 @@ async fn connect_all(
 /// Runs all until `stop`. If one cannot go on, the others stop cleanly too: a process that does
 /// half of its job looks healthy for too long.
 async fn run_all(
-    inboxes: BTreeMap<String, Inbox<Leased<HttpHandler>>>,
+    inboxes: BTreeMap<String, Inbox<Leased<Retiring>>>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let stop = stop.child_token();
