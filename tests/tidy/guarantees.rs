@@ -1,4 +1,4 @@
-//! `docs/guarantees.md` and the tests say the same about each other.
+//! What `docs/guarantees.md` promises is proved by tests, which name its ids.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,32 +7,20 @@ use super::{files, read, root};
 
 const MARKER: &str = "// proves: ";
 
-/// Which promises a test proves, by the test's name.
-type Proofs = BTreeMap<String, BTreeSet<String>>;
+/// The tests that prove a promise, by its id.
+type Proofs = BTreeMap<String, Vec<String>>;
 
-/// Whether a paragraph has names in backquotes, and nothing else.
-fn names_only(paragraph: &str) -> bool {
-    let between = paragraph.split('`').step_by(2);
-    paragraph.contains('`') && between.map(str::trim).all(|it| matches!(it, "" | ","))
-}
-
-/// What the page says. An id is a heading's first word.
-fn promised() -> Proofs {
+/// The ids of the page: a heading's first word.
+fn promised() -> BTreeSet<String> {
     let page = read(&root().join("docs/guarantees.md"));
-    let mut seen = BTreeSet::new();
-    let mut proofs = Proofs::new();
-    for section in page.split("\n### ").skip(1) {
-        let (id, _) = section.split_once(": ").expect("a heading is `### ID: promise`");
+    let mut ids = BTreeSet::new();
+    for heading in page.lines().filter_map(|it| it.strip_prefix("### ")) {
+        let (id, _) = heading.split_once(": ").expect("a heading is `### ID: promise`");
         assert!(id.starts_with("G-"), "a promise's id begins with G-: {id}");
-        assert!(seen.insert(id.to_owned()), "{id} stands twice in docs/guarantees.md");
-        let tests = section.split("\n\n").find(|it| names_only(it));
-        let tests = tests.unwrap_or_else(|| panic!("{id} names no test"));
-        for test in tests.split('`').skip(1).step_by(2) {
-            proofs.entry(test.to_owned()).or_default().insert(id.to_owned());
-        }
+        assert!(ids.insert(id.to_owned()), "{id} stands twice in docs/guarantees.md");
     }
-    assert!(!proofs.is_empty(), "docs/guarantees.md promises nothing");
-    proofs
+    assert!(!ids.is_empty(), "docs/guarantees.md promises nothing");
+    ids
 }
 
 /// What the tests say: a marker belongs to the function that follows.
@@ -49,7 +37,9 @@ fn proved() -> Proofs {
                 && !ids.is_empty()
             {
                 let name = rest.split('(').next().unwrap_or_default();
-                proofs.entry(name.to_owned()).or_default().append(&mut ids);
+                for id in std::mem::take(&mut ids) {
+                    proofs.entry(id).or_default().push(name.to_owned());
+                }
             }
         }
         assert!(ids.is_empty(), "{}: no function follows the marker", path.display());
@@ -58,18 +48,13 @@ fn proved() -> Proofs {
 }
 
 #[test]
-fn promises_and_the_tests_that_prove_them_name_each_other() {
+fn each_promise_is_proved_and_what_is_proved_is_promised() {
     let (promised, proved) = (promised(), proved());
-    for (test, ids) in &promised {
-        let marked = proved.get(test);
-        assert!(
-            marked == Some(ids),
-            "docs/guarantees.md: {test} proves {ids:?}; above the test stands {marked:?}. Write \
-             `{MARKER}ID, ID` above its attribute, or change the page"
-        );
+    for id in &promised {
+        assert!(proved.contains_key(id), "{id}: write `{MARKER}{id}` above a test that proves it");
     }
-    for (test, ids) in &proved {
-        assert!(promised.contains_key(test), "docs/guarantees.md: name {test} below {ids:?}");
+    for (id, tests) in &proved {
+        assert!(promised.contains(id), "docs/guarantees.md has no {id}, which {tests:?} prove");
     }
 }
 
@@ -85,13 +70,7 @@ fn long(text: &str) -> Vec<String> {
 fn tests_that_are_left_out_are_not_the_only_proof_of_anything() {
     let left_out: BTreeSet<String> = files(".rs").iter().flat_map(|it| long(&read(it))).collect();
     assert!(!left_out.is_empty(), "no test is in a module `long`");
-    let mut proofs: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (test, ids) in promised() {
-        for id in ids {
-            proofs.entry(id).or_default().push(test.clone());
-        }
-    }
-    for (id, tests) in proofs {
+    for (id, tests) in proved() {
         let is_run = tests.iter().any(|it| !left_out.contains(it));
         assert!(is_run, "{id}: `make test` runs none of {tests:?}");
     }

@@ -151,8 +151,11 @@ fn the_image_is_built_without_the_lab() {
         let without = build.contains("--no-default-features") && !build.contains("--workspace");
         assert!(without, "docker/Dockerfile: build tailpost with --no-default-features: {build}");
     }
-    let lint = "clippy --package tailpost --no-default-features";
-    assert!(read(&root().join("Makefile")).contains(lint), "Makefile: `make lint` runs `{lint}`");
+    let makefile = read(&root().join("Makefile"));
+    for check in ["clippy --workspace", "check --package tailpost"] {
+        let check = format!("{check} --no-default-features");
+        assert!(makefile.contains(&check), "Makefile: lint and packages-check run `{check}`");
+    }
 }
 
 /// What decides knows nobody who does; what talks to one server knows nothing of the other.
