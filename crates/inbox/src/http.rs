@@ -50,6 +50,7 @@ use crate::{Delivery, LeasedHandler, Verdict};
 pub use self::body::BodyForm;
 use self::credentials::Keyring;
 pub use self::credentials::{Credentials, HeaderError, Headers};
+use self::excerpt::Sent;
 use self::proxy::Route;
 pub use self::proxy::{Proxy, ProxyError};
 use self::server_errors::Failing;
@@ -252,7 +253,8 @@ impl HttpHandler {
         let deadline = deadline.min(Instant::now() + BODY_TIMEOUT);
         // Whatever becomes of the body: the status has decided, the text only explains.
         let _ = timeout_at(deadline, read(body, &mut text)).await;
-        let verdict = response::verdict(self.accept, &parts, &text, &delivery.event.payload);
+        let sent = Sent { payload: &delivery.event.payload, credentials: &current.headers };
+        let verdict = response::verdict(self.accept, &parts, &text, sent);
         let verdict = self.failing.judge(delivery.event.id, parts.status, verdict);
         (Some(parts.status), verdict)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use hyper::header::HeaderMap;
 use serde_json::Value;
 
 /// Characters of an excerpt.
@@ -12,12 +13,20 @@ const PAYLOAD_BYTES_MAX: usize = 256 << 10;
 const WORD_MIN: usize = 3;
 const MASK: &str = "…";
 
+/// What an answer must not repeat.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent<'a> {
+    pub(super) payload: &'a [u8],
+    /// What the request proved itself with.
+    pub(super) credentials: &'a HeaderMap,
+}
+
 /// The beginning of `body` as one line of text, with every word replaced that also stands in a
-/// value of `payload`.
+/// value of the payload or of a credential.
 ///
 /// Services like to repeat what they refuse, and the excerpt ends up in tables, logs and terminals
 /// that have no business with payloads. Empty if the body is not text, or the payload not JSON.
-pub(super) fn excerpt(body: &[u8], payload: &[u8]) -> String {
+pub(super) fn excerpt(body: &[u8], sent: Sent<'_>) -> String {
     // A character cut in two at the end is no reason to drop the rest.
     let text = match std::str::from_utf8(body) {
         Ok(text) => text,
@@ -30,7 +39,10 @@ pub(super) fn excerpt(body: &[u8], payload: &[u8]) -> String {
     if text.is_empty() {
         return String::new();
     }
-    let Some(secret) = words_of(payload) else { return String::new() };
+    let Some(mut secret) = words_of(sent.payload) else { return String::new() };
+    for value in sent.credentials.values() {
+        secret.add(value.to_str().unwrap_or_default());
+    }
     let mut shown = String::new();
     let mut length = 0;
     for piece in pieces(text) {
@@ -61,7 +73,7 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What an answer must not repeat.
+/// Words, whatever their case.
 #[derive(Default)]
 struct Words {
     lower_case: HashSet<String>,
@@ -118,6 +130,18 @@ mod tests {
     const PAYLOAD: &[u8] =
         br#"{"name": "Ada Lovelace", "card": 4111111111111111, "of": ["ada@math.example", true], "no": "a"}"#;
 
+    fn of(payload: &[u8]) -> impl Fn(&[u8]) -> String {
+        move |body| excerpt(body, Sent { payload, credentials: &HeaderMap::new() })
+    }
+
+    #[test]
+    fn a_credential_is_masked_where_it_is_repeated() {
+        let value = "Bearer s3cret-t0ken".parse().expect("a value");
+        let credentials = [(hyper::header::AUTHORIZATION, value)].into_iter().collect();
+        let sent = Sent { payload: b"{}", credentials: &credentials };
+        assert_eq!(excerpt(b"invalid token s3cret-t0ken", sent), "invalid token \u{2026}-\u{2026}");
+    }
+
     #[test]
     fn what_was_sent_is_masked_wherever_it_is_repeated() {
         for (body, shown) in [
@@ -127,24 +151,24 @@ mod tests {
             ("card 4111111111111111: a true fraud", "card …: a true fraud"),
             ("mail to ada@math.example", "mail to …@….…"),
         ] {
-            assert_eq!(excerpt(body.as_bytes(), PAYLOAD), shown, "{body}");
+            assert_eq!(of(PAYLOAD)(body.as_bytes()), shown, "{body}");
         }
     }
 
     #[test]
     fn it_is_one_short_line() {
-        assert_eq!(excerpt(b" a\r\nb\x1b[31mc\n", b"{}"), "a  b [31mc");
-        let long = excerpt("ü".repeat(1000).as_bytes(), b"{}");
+        assert_eq!(of(b"{}")(b" a\r\nb\x1b[31mc\n"), "a  b [31mc");
+        let long = of(b"{}")("ü".repeat(1000).as_bytes());
         assert_eq!(long.chars().count(), LENGTH_MAX + 1);
         assert!(long.ends_with(MASK));
-        assert_eq!(excerpt("aü".as_bytes().split_last().expect("bytes").1, b"{}"), "a");
+        assert_eq!(of(b"{}")("aü".as_bytes().split_last().expect("bytes").1), "a");
     }
 
     #[test]
     fn what_cannot_be_judged_is_not_shown() {
-        assert_eq!(excerpt(b"\xff\xfe binary", b"{}"), "");
-        assert_eq!(excerpt(b"text", b"not json"), "");
-        assert_eq!(excerpt(b"text", "1".repeat(PAYLOAD_BYTES_MAX + 1).as_bytes()), "");
+        assert_eq!(of(b"{}")(b"\xff\xfe binary"), "");
+        assert_eq!(of(b"not json")(b"text"), "");
+        assert_eq!(of("1".repeat(PAYLOAD_BYTES_MAX + 1).as_bytes())(b"text"), "");
     }
 
     proptest! {
@@ -155,13 +179,13 @@ mod tests {
         ) {
             let payload = serde_json::to_vec(&words).expect("json");
             let body = format!("CANNOT TAKE {}", words.join(", "));
-            let shown = excerpt(body.as_bytes(), &payload);
+            let shown = of(&payload)(body.as_bytes());
             for word in &words {
                 prop_assert!(!shown.contains(word.as_str()), "{shown}");
             }
             // Without a payload all of it is shown, whatever character the end cuts in two.
             let read = &body.as_bytes()[..body.len() - cut];
-            prop_assert!(body.starts_with(&excerpt(read, b"")));
+            prop_assert!(body.starts_with(&of(b"")(read)));
         }
     }
 }

@@ -9,7 +9,7 @@ use hyper_util::client::legacy;
 use jiff::Timestamp;
 
 use super::Accept;
-use super::excerpt::excerpt;
+use super::excerpt::{Sent, excerpt};
 use crate::Verdict;
 
 /// A service that asks for more patience is asked again after this.
@@ -17,9 +17,9 @@ const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// What is kept with an event that the service knew already.
 const ALREADY_PROCESSED: &str = "already_processed";
 
-/// Reads an answer. `body` is its beginning; `payload` is what must not be repeated.
-pub(super) fn verdict(accept: Accept, answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
-    let told = |said: &str| match excerpt(body, payload) {
+/// Reads an answer. `body` is its beginning.
+pub(super) fn verdict(accept: Accept, answer: &Parts, body: &[u8], sent: Sent<'_>) -> Verdict {
+    let told = |said: &str| match excerpt(body, sent) {
         text if text.is_empty() => format!("{}{said}", answer.status),
         text => format!("{}{said}: {text}", answer.status),
     };
@@ -41,9 +41,7 @@ pub(super) fn verdict(accept: Accept, answer: &Parts, body: &[u8], payload: &[u8
                 " (accepted is not done: answer 200, 201 or 204 when the effect is there)",
             ),
         },
-        300..=399 => {
-            Verdict::Misconfigured { reason: told(&redirection(&answer.headers, payload)) }
-        }
+        300..=399 => Verdict::Misconfigured { reason: told(&redirection(&answer.headers, sent)) },
         _ => Verdict::Misconfigured { reason: told("") },
     }
 }
@@ -66,8 +64,8 @@ pub(super) fn unanswered(error: &legacy::Error) -> Verdict {
     Verdict::Outage { reason, after: None }
 }
 
-fn redirection(headers: &HeaderMap, payload: &[u8]) -> String {
-    let location = headers.get(LOCATION).map(|it| excerpt(it.as_bytes(), payload));
+fn redirection(headers: &HeaderMap, sent: Sent<'_>) -> String {
+    let location = headers.get(LOCATION).map(|it| excerpt(it.as_bytes(), sent));
     let location = location.map(|it| format!(" to {it}")).unwrap_or_default();
     format!(" (redirects{location} are not followed)")
 }
@@ -121,11 +119,12 @@ mod tests {
     }
 
     fn read(answer: &Parts, body: &[u8], payload: &[u8]) -> Verdict {
-        verdict(Accept::Strict, answer, body, payload)
+        verdict(Accept::Strict, answer, body, Sent { payload, credentials: &HeaderMap::new() })
     }
 
     fn kind(accept: Accept, status: u16) -> &'static str {
-        match verdict(accept, &answer(status, &[]), b"", b"") {
+        let sent = Sent { payload: b"", credentials: &HeaderMap::new() };
+        match verdict(accept, &answer(status, &[]), b"", sent) {
             Verdict::Processed { outcome: None } => "processed",
             Verdict::Processed { outcome: Some(_) } => "already",
             Verdict::Retry { .. } => "retry",
