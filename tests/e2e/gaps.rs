@@ -34,6 +34,32 @@ async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
+/// While rows that the log lacks wait, somebody drops the column that tells them from the others.
+// proves: G-SETUP-2, G-LOSS-3
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_whose_rows_lose_their_transactions_before_it_is_filled_costs_no_event() {
+    for dropped in ["DROP COLUMN txid CASCADE", "DROP COLUMN txid CASCADE, DROP COLUMN seq CASCADE"]
+    {
+        let (env, mut expected) = env().await;
+        env.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
+        expected.extend(env.insert_each(10).await);
+        env.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
+        env.setup().await;
+        expected.extend(env.insert_each(10).await);
+        env.execute(&format!("ALTER TABLE outbox_events {dropped}")).await;
+        env.setup().await;
+        expected.extend(env.insert_each(10).await);
+
+        let _relay = env.relay();
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        let mut stored = env.stored_ids().await;
+        stored.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(stored, expected, "{dropped}");
+    }
+}
+
 /// Faster than the relay looks at it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() {

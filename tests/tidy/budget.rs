@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13008),
     ("outbox", 2088),
     ("pgoutput", 481),
-    ("relay", 17927),
+    ("relay", 17954),
     ("servers", 2349),
     ("tailpost", 11646),
 ];

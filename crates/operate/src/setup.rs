@@ -300,14 +300,14 @@ fn create_publication(config: &Config) -> String {
 async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Error> {
     let (publication, slot) = (&config.publication, &config.slot);
     match store.check_publication(publication, slot).await {
-        Ok(()) => return Ok(false),
+        // A slot that is older than the publication is made anew below.
+        Ok(()) | Err(Error::PublicationChanged { .. }) => return Ok(false),
         Err(Error::NotSetUp { .. }) => {}
         Err(unfit) => return Err(unfit),
     }
     let made = store.batch_execute("create the publication", &create_publication(config)).await;
     let checked = store.check_publication(publication, slot).await;
     match (made, checked) {
-        // A slot that is there is made anew below.
         (Ok(()), Ok(()) | Err(Error::PublicationChanged { .. })) => Ok(true),
         (Ok(()), Err(unfit)) => Err(unfit),
         // Somebody else made it: not under our lock, so it may be another one.

@@ -9,6 +9,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Connection;
+use super::sql::mark::version;
+use super::sql::sweep::OLDEST_TRANSACTION;
+use crate::config::MarkBy;
 use crate::error::Error;
 
 /// How lines begin that make something, and what that is called.
@@ -134,6 +137,34 @@ pub(crate) fn misfit(lacks: &[Lack]) -> Option<Error> {
     let misfit = lacks.iter().find(|it| it.is_misfit)?;
     let (problem, statement) = (misfit.what.clone(), misfit.statement.as_ref()?);
     Some(Error::Unusable { problem, fix: format!("run `{statement}`") })
+}
+
+/// What is run before the migrations where the column of transactions was dropped. They would give
+/// the rows that are there the transaction of today, as if the log were to bring them: rows that it
+/// never brings would count as published. Versions still say who wrote them, as long as nothing
+/// rewrites the table. Those of a failed attempt do not: the scanner takes these.
+pub(super) fn transactions_kept(lacks: &[Lack], table: &Table, by: MarkBy) -> Option<String> {
+    let outbox = table.quoted();
+    let lacks = |what: String| lacks.iter().any(|it| it.what == what);
+    let lacks_column = |column| lacks(format!("column {column} of {outbox}"));
+    let is_new = lacks(format!("table {}", table.companion("tailpost_state")));
+    if !lacks_column("txid") || is_new {
+        return None;
+    }
+    let mut statements = vec![
+        format!("ALTER TABLE {outbox} ADD COLUMN txid XID8"),
+        format!("ALTER TABLE {outbox} ALTER COLUMN txid SET DEFAULT pg_current_xact_id()"),
+    ];
+    let waits = if lacks_column("published_at") { "true" } else { "published_at IS NULL" };
+    if lacks_column("seq") {
+        statements.push(format!("UPDATE {outbox} o SET txid = {} WHERE {waits}", version("o")));
+    }
+    if by != MarkBy::Lean && !lacks_column("publish_attempts") {
+        statements.push(format!(
+            "UPDATE {outbox} SET txid = '{OLDEST_TRANSACTION}' WHERE {waits} AND publish_attempts > 0"
+        ));
+    }
+    Some(statements.join("; "))
 }
 
 impl Made {
