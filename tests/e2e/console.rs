@@ -1,6 +1,9 @@
 //! `tailpost console` in a real browser.
 
 mod acted_on;
+mod own_port;
+mod picture;
 mod sound_pages;
 mod stage;
 mod states;
+mod story;

@@ -1,20 +1,21 @@
 //! What all requests share, and how they ask upstreams.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderMap;
+use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::client::{AskError, Client, Token};
-use crate::operations::Operations;
 use crate::problem::Problem;
 use crate::sessions::{Role, Sessions, secret};
 use crate::settings::{Kind, Settings};
+use crate::state::operator_answers::Oneself;
 use crate::state::picture::Picture;
 use crate::visitor::{Peer, Theme, Visitor, cookie, only, session_cookies};
 use crate::watch::Watch;
@@ -26,7 +27,6 @@ pub(crate) struct App {
     pub(crate) sessions: Sessions,
     /// What forms carry where there are no sessions.
     pub(crate) form_token: Arc<str>,
-    pub(crate) operations: Mutex<Operations>,
     /// What the console's own tokens are good for, and when they were shown.
     own_role: tokio::sync::Mutex<Option<(Instant, Role)>>,
 }
@@ -50,14 +50,13 @@ impl App {
             Arc::new(Client::new(key, upstream.clone()))
         });
         let clients = clients.collect();
-        let watch = Watch::new(Picture::new(relays, inboxes));
+        let watch = Watch::new(Picture::new(relays, inboxes), settings.is_guest);
         Self {
             settings,
             clients,
             watch,
             sessions: Sessions::default(),
             form_token: secret().into(),
-            operations: Mutex::default(),
             own_role: tokio::sync::Mutex::default(),
         }
     }
@@ -74,6 +73,28 @@ impl App {
             .iter()
             .filter(move |it| it.kind == kind)
             .map(|client| Source { app: self, client })
+    }
+
+    /// What each of some sources answers, and why others do not.
+    pub(crate) async fn ask_each<T: DeserializeOwned>(
+        &self,
+        visitor: &Visitor,
+        is_meant: impl Fn(&str) -> bool,
+        path: impl Fn(Kind) -> String,
+    ) -> (Vec<(String, T)>, Vec<(String, Problem)>) {
+        let meant = self.clients.iter().filter(|it| is_meant(&it.key));
+        let asked = join_all(meant.map(async |client| {
+            let source = Source { app: self, client };
+            (client.key.clone(), source.get::<T>(visitor, &path(client.kind)).await)
+        }));
+        let (mut told, mut problems) = (Vec::new(), Vec::new());
+        for (key, answer) in asked.await {
+            match answer {
+                Ok(answer) => told.push((key, answer)),
+                Err(error) => problems.push((key, error.into())),
+            }
+        }
+        (told, problems)
     }
 
     /// Finds out who sent these headers.
@@ -232,31 +253,13 @@ impl Source<'_> {
         best.or(addresses.first()).copied().ok_or(AskError::Unknown { authority: String::new() })
     }
 
-    /// The API does not say who somebody is. It refuses before it reads what is asked for, so that a
-    /// question and a change that mean nothing tell the role.
+    /// What a token is good for. `None` if it is not known.
     async fn role_of(&self, token: &Token) -> Result<Option<Role>, AskError> {
         let address = self.address().await?;
-        let refusal = |asked: Result<Value, AskError>| match asked {
-            Ok(_) => Ok(StatusCode::OK),
-            Err(AskError::Refused { status, .. }) => Ok(status),
+        match self.client.get::<Oneself>(address, "/api/v1/me", token).await {
+            Ok(oneself) => Ok(Some(oneself.role)),
+            Err(AskError::Refused { status: StatusCode::UNAUTHORIZED, .. }) => Ok(None),
             Err(error) => Err(error),
-        };
-        match refusal(self.client.get(address, "/api/v1/config", token).await)? {
-            StatusCode::UNAUTHORIZED => return Ok(None),
-            StatusCode::FORBIDDEN => {}
-            _ => return Ok(Some(Role::Admin)),
-        }
-        let path = match self.kind() {
-            Kind::Relay => "/api/v1/replays",
-            Kind::Inbox => "/api/v1/consumers/-/resume",
-        };
-        // A list is no change.
-        let nothing: &[u8; 0] = &[];
-        let asked = self.client.change((Method::POST, address, path), token, nothing).await;
-        match refusal(asked)? {
-            StatusCode::FORBIDDEN => Ok(Some(Role::Viewer)),
-            StatusCode::UNAUTHORIZED => Ok(None),
-            _ => Ok(Some(Role::Operator)),
         }
     }
 }

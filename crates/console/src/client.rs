@@ -14,7 +14,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::settings::{Kind, Upstream};
+use crate::settings::{Credential, Kind, Upstream};
 use crate::state::answers::Refused;
 use crate::state::picture::Failure;
 
@@ -190,10 +190,12 @@ impl Client {
     }
 
     async fn token(&self, token: &Token) -> Result<Option<String>, AskError> {
-        let file = match (token, &self.upstream.token_file) {
-            (Token::Of(token), _) => return Ok(Some((**token).to_owned())),
-            (Token::Own, None) => return Ok(None),
-            (Token::Own, Some(file)) => file,
+        let file = match (token, &self.upstream.credential) {
+            (Token::Of(token), _) | (Token::Own, Credential::Token(token)) => {
+                return Ok(Some((**token).to_owned()));
+            }
+            (Token::Own, Credential::None) => return Ok(None),
+            (Token::Own, Credential::File(file)) => file,
         };
         let read = tokio::fs::read_to_string(file).await;
         let token = read.map_err(|error| AskError::Unreachable {

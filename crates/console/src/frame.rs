@@ -22,10 +22,14 @@ use crate::visitor::Visitor;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Overview,
+    Log,
     DeadLetters,
     Events,
     Consumers,
     Work,
+    Checks,
+    Audit,
+    Settings,
     Aside,
 }
 

@@ -19,7 +19,6 @@ mod fields;
 mod frame;
 mod guard;
 mod live;
-mod operations;
 mod pages;
 mod poller;
 mod problem;
@@ -38,13 +37,13 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 
-pub use settings::{Kind, Proxy, Settings, Upstream};
+pub use settings::{Credential, Kind, Proxy, Settings, Upstream};
 pub use visitor::Peer;
 
 use app::App;
 use pages::{
-    consumer, consumers, dead_letters, event, events, letter, letter_changes, overview, replay,
-    sign_in, work,
+    audit, checks, consumer, consumers, dead_letters, event, events, letter, letter_changes, log,
+    overview, replay, settings_page, sign_in, work,
 };
 use problem::Problem;
 
@@ -74,11 +73,41 @@ impl Console {
         Router::new().fallback_service(routes).layer(strip)
     }
 
+    /// Whether a path is one of its pages, for whoever serves others beside them.
+    #[must_use]
+    pub fn has(path: &str) -> bool {
+        let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+        PAGES.contains(&first)
+    }
+
     /// Asks relays and inboxes, until it is dropped. Pages have no figures without it.
     pub async fn keep_asking(&self) {
         poller::keep_asking(&self.app.clients, &self.app.watch).await;
     }
+
+    /// Ends the streams of changes, which would keep their connections for a minute.
+    pub fn close(&self) {
+        self.app.watch.close();
+    }
 }
+
+/// The first part of each path.
+const PAGES: [&str; 14] = [
+    "log",
+    "checks",
+    "audit",
+    "settings",
+    "",
+    "live",
+    "assets",
+    "dead-letters",
+    "events",
+    "consumers",
+    "work",
+    "sign-in",
+    "sign-out",
+    "theme",
+];
 
 async fn without_prefix(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
@@ -108,8 +137,14 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/consumers", get(consumers::consumers))
         .route("/consumers/{source}/{name}", get(consumer::consumer))
         .route("/consumers/{source}/{name}/{action}", post(consumer::change_consumer))
+        .route("/log", get(log::log))
+        .route("/checks", get(checks::checks))
+        .route("/audit", get(audit::audit))
+        .route("/settings", get(settings_page::settings))
         .route("/work", get(work::work))
         .route("/work/operations/{source}/{number}/cancel", post(work::cancel_operation))
+        .route("/work/comparisons/{source}", post(work::compare))
+        .route("/work/comparisons/{source}/cancel", post(work::cancel_comparison))
         .route("/work/replays/new", get(replay::plan_replay).post(replay::begin_replay))
         .route("/work/replays/{source}/{id}", get(replay::replay))
         .route("/work/replays/{source}/{id}/{action}", post(replay::change_replay))

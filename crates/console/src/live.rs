@@ -59,6 +59,9 @@ fn events(open: Open) -> impl Stream<Item = Result<Event, Infallible>> {
                 Err(_) if open.ends <= Instant::now() => return None,
                 Err(_) => return Some((Ok(Event::default().comment("")), open)),
             }
+            if open.app.watch.is_closed() {
+                return None;
+            }
             let round = *open.rounds.borrow_and_update();
             let now = Timestamp::now();
             let all = open.app.watch.see(|picture| figures(picture, now, open.reach));

@@ -1,5 +1,7 @@
 //! The pages: each a template, a struct with what it shows, and a function.
 
+pub(crate) mod audit;
+pub(crate) mod checks;
 pub(crate) mod consumer;
 pub(crate) mod consumers;
 pub(crate) mod dead_letters;
@@ -7,7 +9,9 @@ pub(crate) mod event;
 pub(crate) mod events;
 pub(crate) mod letter;
 pub(crate) mod letter_changes;
+pub(crate) mod log;
 pub(crate) mod overview;
 pub(crate) mod replay;
+pub(crate) mod settings_page;
 pub(crate) mod sign_in;
 pub(crate) mod work;

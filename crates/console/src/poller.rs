@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::client::{AskError, Client, Token};
 use crate::settings::Kind;
 use crate::state::answers::{Consumers, InboxStatus, Letters, Readiness, RelayStatus, Replays};
+use crate::state::operator_answers::Operations;
 use crate::state::picture::{Answered, InboxBooks, RelayBooks, Round, Told};
 use crate::watch::Watch;
 
@@ -31,7 +32,8 @@ pub(crate) async fn keep_asking(clients: &[Arc<Client>], watch: &Watch) {
         let began = Instant::now();
         let every = if watch.is_watched() { BOOKS_EVERY } else { UNWATCHED_EVERY };
         // A little early, so that five rounds of a second are not six.
-        let is_due = books_at.is_none_or(|it| it.elapsed() + EVERY / 2 >= every);
+        let is_due = books_at.is_none_or(|it| it.elapsed() + EVERY / 2 >= every)
+            && (watch.is_watched() || !watch.is_guest);
         let has_books = watch.take_changed() || is_due;
         let round = ask(clients, has_books).await;
         if has_books {
@@ -96,9 +98,13 @@ async fn ask_relay(client: &Client, has_books: bool) -> Told<RelayStatus, RelayB
         Some(address) => {
             let letters = client.get::<Letters>(address, LETTERS_OF_OUTBOX, &Token::Own);
             let replays = client.get::<Replays>(address, "/api/v1/replays?limit=50", &Token::Own);
-            let both = async { tokio::try_join!(letters, replays) }.await;
-            let both = both.map(|(letters, replays)| (letters, replays.replays));
-            let books = both.map(|(letters, replays)| RelayBooks { letters, replays });
+            let operations = client.get::<Operations>(address, OPERATIONS_OF_OUTBOX, &Token::Own);
+            let all = async { tokio::try_join!(letters, replays, operations) }.await;
+            let books = all.map(|(letters, replays, operations)| RelayBooks {
+                letters,
+                replays: replays.replays,
+                operations: operations.operations,
+            });
             Some(books.map_err(|it| it.failure(client.kind)))
         }
         None => None,
@@ -107,6 +113,8 @@ async fn ask_relay(client: &Client, has_books: bool) -> Told<RelayStatus, RelayB
 }
 
 const LETTERS_OF_OUTBOX: &str = "/api/v1/outbox/dead-letter?limit=0";
+const OPERATIONS_OF_OUTBOX: &str = "/api/v1/outbox/dead-letter/operations";
+const OPERATIONS_OF_INBOX: &str = "/api/v1/inbox/dead-letter/operations";
 const LETTERS_OF_INBOX: &str = "/api/v1/inbox/dead-letter?limit=0";
 
 async fn ask_inbox(client: &Client, has_books: bool) -> Told<InboxStatus, InboxBooks> {
@@ -121,9 +129,13 @@ async fn ask_inbox(client: &Client, has_books: bool) -> Told<InboxStatus, InboxB
         Some(address) => {
             let letters = client.get::<Letters>(address, LETTERS_OF_INBOX, &Token::Own);
             let consumers = client.get::<Consumers>(address, "/api/v1/consumers", &Token::Own);
-            let both = async { tokio::try_join!(letters, consumers) }.await;
-            let both = both.map(|(letters, consumers)| (letters, consumers.consumers));
-            let books = both.map(|(letters, consumers)| InboxBooks { letters, consumers });
+            let operations = client.get::<Operations>(address, OPERATIONS_OF_INBOX, &Token::Own);
+            let all = async { tokio::try_join!(letters, consumers, operations) }.await;
+            let books = all.map(|(letters, consumers, operations)| InboxBooks {
+                letters,
+                consumers: consumers.consumers,
+                operations: operations.operations,
+            });
             Some(books.map_err(|it| it.failure(client.kind)))
         }
         None => None,

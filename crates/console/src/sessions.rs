@@ -16,7 +16,8 @@ const WRONG_SPAN: Duration = Duration::from_secs(60);
 const PEERS_MAX: usize = 10_000;
 
 /// What somebody may do; each may do what those before it may. The upstream enforces it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
     Viewer,
     Operator,

@@ -19,6 +19,8 @@ pub struct Settings {
     pub proxy: Option<Proxy>,
     /// Nothing can be changed here, whoever asks.
     pub read_only: bool,
+    /// The pages are a relay's own: they must cost it little.
+    pub is_guest: bool,
 }
 
 /// Whose API is asked.
@@ -37,8 +39,30 @@ pub struct Upstream {
     pub kind: Kind,
     /// A name or an address, and a port. Every address behind the name is asked.
     pub authority: String,
+    /// What it is asked with.
+    pub credential: Credential,
+}
+
+/// What an API is asked with.
+#[derive(Clone, Default)]
+pub enum Credential {
+    /// It is open to this machine.
+    #[default]
+    None,
     /// A file with a token. It is read again for each request.
-    pub token_file: Option<PathBuf>,
+    File(PathBuf),
+    /// A token that only this process knows.
+    Token(Arc<str>),
+}
+
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::File(file) => f.debug_tuple("File").field(file).finish(),
+            Self::Token(_) => f.write_str("Token"),
+        }
+    }
 }
 
 /// A proxy in front of the console that knows the users.
@@ -57,11 +81,12 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Settings {
-    /// Whether a visitor has to show a token. Without any token file the upstreams are open to
+    /// Whether a visitor has to show a token. Without any credential the upstreams are open to
     /// everybody who reaches them, and so is the console: then only this machine may reach it.
     #[must_use]
     pub fn needs_sign_in(&self) -> bool {
-        self.proxy.is_none() && self.upstreams.iter().any(|it| it.token_file.is_some())
+        let is_closed = |it: &Upstream| !matches!(it.credential, Credential::None);
+        self.proxy.is_none() && self.upstreams.iter().any(is_closed)
     }
 
     /// Whether anybody who reaches the port may do everything.

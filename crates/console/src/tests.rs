@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
-use crate::{Console, Kind, Peer, Settings, Upstream};
+use crate::{Console, Credential, Kind, Peer, Settings, Upstream};
 
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 const ID: &str = "0198f3f0-0000-7000-8000-000000000001";
@@ -59,11 +59,11 @@ async fn answer(State(changes): State<Changes>, request: Request) -> Response {
         }
         let body = body.collect().await.expect("whole").to_bytes();
         let body = String::from_utf8(body.to_vec()).expect("text");
-        if body == "[]" {
-            return problem(StatusCode::UNPROCESSABLE_ENTITY, "objects, not lists");
-        }
         changes.lock().expect("no panic").push((format!("{} {path}", parts.method), body));
         return r#"{"operation": 7}"#.into_response();
+    }
+    if path == "/api/v1/me" {
+        return format!(r#"{{"role": "{role}"}}"#).into_response();
     }
     match told(&path) {
         Some(body) => body.into_response(),
@@ -101,6 +101,22 @@ fn told(path: &str) -> Option<String> {
         "/api/v1/events" => format!(
             r#"{{"events": [{{"id": "{ID}", "state": "{HOSTILE}",
             "aggregate_type": "{HOSTILE}", "event_type": "{HOSTILE}"}}]}}"#
+        ),
+        "/api/v1/audit" => format!(
+            r#"{{"entries": [{{"at": "2026-11-26T16:48:07Z", "action": "discard",
+                "actor": "{HOSTILE}", "why": "{HOSTILE}", "event_id": "{ID}"}}]}}"#
+        ),
+        "/api/v1/doctor" => format!(
+            r#"{{"checks": [{{"severity": "error", "title": "t", "evidence": "{HOSTILE}",
+                "remedies": [{{"kind": "shell", "text": "{HOSTILE}"}}]}}]}}"#
+        ),
+        "/api/v1/slots" => format!(r#"{{"slots": [{{"name": "{HOSTILE}"}}]}}"#),
+        "/api/v1/config" => {
+            format!(r#"{{"settings": [{{"key": "a.b", "value": "{HOSTILE}", "origin": "x"}}]}}"#)
+        }
+        path if path.ends_with("/operations") => format!(
+            r#"{{"operations": [{{"operation": 7, "request": {{"action": "requeue", "by":
+                "{HOSTILE}", "filter": {{"reason": "{HOSTILE}"}}}}}}]}}"#
         ),
         path if path.contains("dead-letter/") => format!(
             r#"{{"state": "dead", "dead_letter": {letter}, "payload": {{"n": 9007199254740993}},
@@ -143,7 +159,7 @@ async fn stage(change: impl FnOnce(&mut Settings)) -> Stage {
     let of = |kind| Upstream {
         kind,
         authority: authority.clone(),
-        token_file: Some(token.path().to_owned()),
+        credential: Credential::File(token.path().to_owned()),
     };
     let upstreams = vec![of(Kind::Relay), of(Kind::Inbox)];
     let mut settings = Settings { upstreams, ..Settings::default() };
@@ -227,6 +243,10 @@ fn pages() -> Vec<String> {
         "/consumers".into(),
         format!("/consumers/inbox/{name}"),
         "/work".into(),
+        "/log".into(),
+        "/checks".into(),
+        "/audit".into(),
+        "/settings".into(),
         format!("/work/replays/relay/{ID}"),
         format!("/work/replays/new?aggregate={name}"),
         "/nothing".into(),
@@ -236,8 +256,9 @@ fn pages() -> Vec<String> {
 #[tokio::test]
 async fn whatever_a_name_is_it_is_text_on_every_page() {
     let stage = stage(|_| {}).await;
-    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let cookie = stage.sign_in("admin").await.ok().expect("signed in");
     for path in pages() {
+        assert_eq!(Console::has(path.split('?').next().expect("a path")), path != "/nothing");
         let answer = stage.get(&path, &cookie).await;
         let is_there = path != "/nothing";
         assert_eq!(
@@ -369,6 +390,23 @@ async fn an_edited_payload_is_one_decision_and_an_unedited_one_sends_none() {
 }
 
 #[tokio::test]
+async fn work_on_many_is_asked_of_the_inbox_with_how_many_and_how_fast() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let plan = "/dead-letters/plan?action=requeue&source=inbox&consumer=a%20b&first=10";
+    let form = form_of(&stage.get(plan, &cookie).await.body);
+    let fields = "&source=inbox&action=requeue&consumer=a+b&reason=down+&first=10&rate=50";
+    let fields = format!("form={form}{fields}");
+    let begun = stage.send("POST", "/dead-letters/work", &cookie, Some(&fields)).await;
+    assert_eq!(begun.status, StatusCode::SEE_OTHER);
+    let changes = stage.changes.lock().expect("no panic").clone();
+    let body =
+        r#"{"action":"requeue","consumer":"a b","filter":{"reason":"down "},"first":10,"rate":50}"#;
+    let expected = ("POST /api/v1/inbox/dead-letter/operations".to_owned(), body.to_owned());
+    assert_eq!(changes, [expected]);
+}
+
+#[tokio::test]
 async fn what_is_for_good_needs_a_reason_and_a_count() {
     let stage = stage(|_| {}).await;
     let cookie = stage.sign_in("operator").await.ok().expect("signed in");
@@ -384,7 +422,8 @@ async fn what_is_for_good_needs_a_reason_and_a_count() {
 
 #[tokio::test]
 async fn a_console_without_tokens_answers_to_names_of_this_machine_alone() {
-    let open = |it: &mut Settings| it.upstreams.iter_mut().for_each(|it| it.token_file = None);
+    let open =
+        |it: &mut Settings| it.upstreams.iter_mut().for_each(|it| it.credential = Credential::None);
     let stage = stage(open).await;
     assert_eq!(stage.get("/", "").await.status, StatusCode::OK);
     for host in ["evil.example", "10.0.0.1:9466"] {

@@ -12,6 +12,8 @@ use crate::state::picture::{Picture, Round};
 
 /// Streams of changes at a time. Each visible tab has one.
 const STREAMS_MAX: usize = 256;
+/// The same beside a relay, whose port has 128 connections.
+const GUEST_STREAMS_MAX: usize = 32;
 /// Somebody looks for so long after a page was asked for.
 const LOOKS_SECONDS: i64 = 20;
 /// A page shows figures that are not older, if there are some in time.
@@ -28,18 +30,24 @@ pub(crate) struct Watch {
     changed: AtomicBool,
     asked_at: AtomicI64,
     streams: Arc<Semaphore>,
+    streams_max: usize,
+    /// What is in the databases is asked for only while somebody looks.
+    pub(crate) is_guest: bool,
 }
 
 impl Watch {
-    pub(crate) fn new(picture: Picture) -> Self {
+    pub(crate) fn new(picture: Picture, is_guest: bool) -> Self {
+        let streams_max = if is_guest { GUEST_STREAMS_MAX } else { STREAMS_MAX };
         Self {
             picture: RwLock::new(picture),
             rounds: watch::Sender::new(0),
             wanted: Notify::new(),
             changed: AtomicBool::new(false),
-            // Whoever starts it looks soon.
-            asked_at: AtomicI64::new(Timestamp::now().as_second()),
-            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
+            // Whoever starts it looks soon. A relay starts for another reason.
+            asked_at: AtomicI64::new(if is_guest { 0 } else { Timestamp::now().as_second() }),
+            streams: Arc::new(Semaphore::new(streams_max)),
+            streams_max,
+            is_guest,
         }
     }
 
@@ -62,9 +70,18 @@ impl Watch {
         Arc::clone(&self.streams).try_acquire_owned().ok()
     }
 
+    pub(crate) fn close(&self) {
+        self.streams.close();
+        self.rounds.send_modify(|it| *it += 1);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.streams.is_closed()
+    }
+
     pub(crate) fn is_watched(&self) -> bool {
         let asked = Timestamp::now().as_second() - self.asked_at.load(Ordering::Relaxed);
-        self.streams.available_permits() < STREAMS_MAX || asked < LOOKS_SECONDS
+        self.streams.available_permits() < self.streams_max || asked < LOOKS_SECONDS
     }
 
     /// Returns when somebody wants an answer sooner.

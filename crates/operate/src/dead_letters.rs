@@ -25,9 +25,11 @@ pub const GROUPED_MAX: u64 = 10_000;
 /// Kinds of failures that an [`Overview`] has, the most frequent first.
 const GROUPS_MAX: u32 = 20;
 
-/// One text for all values of the column `reason` that differ only in ids and numbers.
-const FINGERPRINT: &str = "regexp_replace(regexp_replace(reason,
-    '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g')";
+/// One text for all values of the column `reason` that differ only in ids and numbers. Few have an id,
+/// and to look for one takes longest.
+const FINGERPRINT: &str = "regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+    regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
+    ELSE reason END, '[0-9]+', '<n>', 'g')";
 
 /// The statement that groups dead letters of either queue by what their reasons have in common: `these`
 /// are their tables and which of them, `aggregate` tells whose they are.
@@ -220,6 +222,13 @@ pub struct BulkRequest {
     pub action: Action,
     /// To which.
     pub filter: Filter,
+    /// Of this consumer; only for dead letters of an inbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<String>,
+    /// At most so many, the oldest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 4_294_967_295_u32))]
+    pub first: Option<u32>,
     /// Only says what would be done.
     #[serde(default)]
     pub dry_run: bool,
@@ -240,7 +249,7 @@ pub struct BulkRequest {
 pub struct AuditEntry {
     /// When.
     pub at: Timestamp,
-    /// `requeue`, `reject`, `discard`, `purge`, `release` or `found`.
+    /// `requeue`, `reject`, `discard`, `read`, `purge`, `release` or `found`.
     pub action: String,
     /// By whom.
     pub actor: String,

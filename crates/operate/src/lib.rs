@@ -1,6 +1,7 @@
 //! What operators do beside a running relay and inbox: `setup`, `status`, `doctor`, `verify`,
 //! replays, dead letters, retention. Nothing here is on the way of an event.
 
+pub mod audit;
 pub mod checks;
 pub mod consumers;
 mod day_partitions;

@@ -7,6 +7,7 @@
 
 mod access;
 pub(crate) mod api;
+mod audit_routes;
 mod configuration;
 mod connections;
 mod cursor;
@@ -19,10 +20,12 @@ mod inbox_endpoint;
 mod listen;
 mod metrics;
 mod openapi;
+pub(crate) mod operations;
 mod problem;
 mod relay_endpoint;
 mod replay_routes;
 mod slot_routes;
+mod verify_routes;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -31,11 +34,12 @@ use servers::{PoolLimits, PostgresTarget};
 
 use crate::errors::Refusal;
 use crate::output::Versioned;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::middleware;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
+use console::Console;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -44,9 +48,11 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 use tracing::{info, warn};
 
 pub(crate) use self::access::Access;
+use self::access::Caller;
 pub(crate) use self::configuration::{Shown, shown};
 pub(crate) use self::connections::{Peer, serve as serve_connections};
 pub(crate) use self::doctor_routes::Look;
@@ -69,7 +75,7 @@ const TURNS: usize = 4;
 const TURN_MAX: Duration = problem::WAIT_MAX;
 /// Connections to the database for work that goes on after its request: one for each operation on
 /// many dead letters, and two to request a replay.
-const BACKGROUND_CONNECTIONS: usize = dead_letters::OPERATIONS_AT_ONCE + 2;
+const BACKGROUND_CONNECTIONS: usize = operations::OPERATIONS_AT_ONCE + 2;
 /// How long the database may work on a statement of theirs.
 const BACKGROUND_STATEMENT_MAX: Duration = Duration::from_secs(50);
 /// A request's body: a payload that replaces another may be large.
@@ -122,13 +128,19 @@ pub(crate) struct Admin {
     access: Arc<Access>,
     /// What asks the servers takes turns.
     turns: Arc<Semaphore>,
+    console: Option<Arc<Console>>,
 }
 
 impl Admin {
     /// Where a token is needed, a request without one gets only `/livez` and `/readyz`.
     pub(crate) fn new(engine: impl Engine, access: Access, shown: Shown) -> Self {
         let turns = Arc::new(Semaphore::new(TURNS));
-        Self { engine: Arc::new(engine), shown, access: Arc::new(access), turns }
+        Self { engine: Arc::new(engine), shown, access: Arc::new(access), turns, console: None }
+    }
+
+    /// Serves its pages beside the API.
+    pub(crate) fn with_console(self, console: Console) -> Self {
+        Self { console: Some(Arc::new(console)), ..self }
     }
 }
 
@@ -182,13 +194,51 @@ pub(crate) async fn serve(address: Address, admin: Admin) -> Result<Server, Refu
         };
         let Some(listener) = listener else { return Ok(()) };
         info!(address = %address.socket, "serving health, metrics and status");
-        let access = Arc::clone(&admin.access);
+        let (access, console) = (Arc::clone(&admin.access), admin.console.clone());
+        let shown = async {
+            match &console {
+                Some(console) => keep_pages(console, &stopped).await,
+                None => std::future::pending().await,
+            }
+        };
+        let all = with_pages(router(admin), console.as_deref());
         tokio::select! {
-            served = connections::serve(listener, router(admin), stopped) => served,
+            served = connections::serve(listener, all, stopped.clone()) => served,
             () = access.keep_reading() => Ok(()),
+            () = shown => Ok(()),
         }
     });
     Ok(Server { stop, task })
+}
+
+/// The pages of a console, as requests from connections ask for them.
+pub(crate) fn pages(console: &Console) -> Router {
+    let name_peer = async |mut request: Request, next: Next| {
+        if let Some(peer) = request.extensions().get::<Peer>().copied() {
+            request.extensions_mut().insert(console::Peer(peer.0));
+        }
+        next.run(request).await
+    };
+    console.router().layer(middleware::from_fn(name_peer))
+}
+
+/// Keeps the pages' figures new. From `stop` on there are no streams, and no connection waits for one.
+pub(crate) async fn keep_pages(console: &Console, stop: &CancellationToken) {
+    tokio::select! {
+        () = console.keep_asking() => {}
+        () = stop.cancelled() => {}
+    }
+    console.close();
+    std::future::pending().await
+}
+
+/// The API, and pages at all other paths that the console has.
+fn with_pages(api: Router, console: Option<&Console>) -> Router {
+    let Some(pages) = console.map(pages) else { return api };
+    Router::new().fallback(async move |request: Request| {
+        let router = if Console::has(request.uri().path()) { pages } else { api };
+        router.oneshot(request).await
+    })
 }
 
 /// What every answer to `/readyz` has.
@@ -211,10 +261,13 @@ fn apis(admin: &Admin) -> [Api<Admin>; 3] {
         .answers_text("All metrics", "application/openmetrics-text");
     let known = Operation::get("/api/v1/status", "Says all that the process knows about itself")
         .answers::<Versioned<Map<String, Value>>>(200, "The status");
+    let oneself = Operation::get("/api/v1/me", "Says who asks, and what they may do")
+        .answers::<Versioned<Oneself>>(200, "The role, and the name in the audit");
     let open = Api::new().on(live, livez).on(ready, readyz);
     let plain = Api::new()
         .on(measured, metrics)
         .on(known, status)
+        .on(oneself, me)
         .merge(configuration::routes(Arc::clone(&admin.shown)))
         .merge(admin.engine.waits());
     [open, plain, admin.engine.api()]
@@ -275,6 +328,20 @@ async fn metrics(State(admin): State<Admin>, headers: HeaderMap) -> Result<Respo
     let format = Format::accepted(&headers);
     let body = admin.engine.metrics().encode(format)?;
     Ok(([(header::CONTENT_TYPE, format.content_type())], body).into_response())
+}
+
+/// Who asks.
+#[derive(Serialize, JsonSchema)]
+struct Oneself {
+    /// `viewer`, `operator` or `admin`
+    role: &'static str,
+    /// As the audit has it, if it is proven
+    name: Option<String>,
+}
+
+async fn me(caller: Caller) -> Result<Response, ApiError> {
+    let name = caller.user.clone().or_else(|| caller.token.clone());
+    api::json(&Oneself { role: caller.role.name(), name })
 }
 
 async fn status(State(admin): State<Admin>) -> Result<Response, ApiError> {

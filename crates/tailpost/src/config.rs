@@ -34,7 +34,7 @@ pub(crate) use admin_settings::{AdminSettings, Header, Role};
 pub(crate) use error::{Error, Origin};
 #[cfg(test)]
 pub(crate) use forms::{BearerToken, Count};
-pub(crate) use forms::{OrOff, parse_duration};
+pub(crate) use forms::{OrOff, authority, parse_duration};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
 pub(crate) use reference::variable;
@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     rewind: sections::RewindSettings,
     inbox: sections::ConsumerSettings,
     pub(crate) admin: AdminSettings,
+    #[serde(default)]
+    pub(crate) console: sections::ConsoleSettings,
     pub(crate) metrics: sections::MetricsSettings,
     pub(crate) log: sections::LogSettings,
     pub(crate) telemetry: TelemetrySettings,

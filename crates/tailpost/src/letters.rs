@@ -17,13 +17,14 @@ const PAGE: u32 = 10_000;
 /// What is refused for some is counted and skipped.
 pub(crate) async fn work_through<S: Store<Error: Into<anyhow::Error>>>(
     store: &S,
-    BulkRequest { action, filter, rate, .. }: &BulkRequest,
+    BulkRequest { action, filter, first, rate, .. }: &BulkRequest,
     actor: &Actor,
     progress: &watch::Sender<Progress>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let (total, until) = store.count(filter).await.map_err(Into::into)?;
-    progress.send_modify(|it| it.total = total);
+    let mut left = first.unwrap_or(u32::MAX);
+    progress.send_modify(|it| it.total = total.min(left.into()));
     let at_once = rate.unwrap_or(S::AT_ONCE).clamp(1, S::AT_ONCE);
     // An interval of nothing would panic.
     let least = Duration::from_nanos(1);
@@ -31,8 +32,9 @@ pub(crate) async fn work_through<S: Store<Error: Into<anyhow::Error>>>(
     let mut pace = tokio::time::interval(pause.unwrap_or(least));
     let mut last = None;
     loop {
-        let page = store.page(filter, until, last.as_ref(), PAGE).await;
+        let page = store.page(filter, until, last.as_ref(), PAGE.min(left)).await;
         let mut page = page.map_err(Into::into)?;
+        left = left.saturating_sub(u32::try_from(page.len()).unwrap_or(left));
         for some in page.chunks(at_once as usize) {
             if stop.is_cancelled() {
                 progress.send_modify(|it| (it.cancelled, it.ended) = (true, true));

@@ -76,6 +76,34 @@ mod long {
         browser.wait_text("main", "30 of 30").await;
     }
 
+    /// Table and stream are compared by the relay, and a message that is gone is found.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn table_and_stream_are_compared_by_the_relay() {
+        let stage = Stage::new(&[]).await;
+        stage.emit("o-1", 10).await;
+        stage.env.wait_marked().await;
+        let browser = stage.browser("operator").await;
+        browser.press("gw").await;
+        browser.wait_text("main", "Not compared since").await;
+        let compare = async || {
+            browser.click("form[action$='/work/comparisons/relay'] button").await;
+            browser.wait_text("h1", "Work").await;
+            until(DEADLINE, "it has ended", async || {
+                browser.reload().await;
+                !browser.text("main").await.contains("Comparing since")
+            })
+            .await;
+        };
+        compare().await;
+        browser.wait_text("main", "No finding: 1 of 1 rows").await;
+        stage.env.stream().await.delete_message(1).await.expect("delete a message");
+        compare().await;
+        browser.wait_text("main", "Findings:").await;
+        browser.size(1440, 900).await;
+        browser.screenshot("compared").await;
+        browser.assert_sound("the comparison").await;
+    }
+
     /// A consumer whose service is away: the first screen says why, and what to do. It is paused and
     /// resumed, and pausing the page stops the page alone.
     #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,10 @@ async fn pages(stage: &Stage) -> Vec<(&'static str, String)> {
     let poisoned = stage.poison(HOSTILE).await;
     let behind: Uuid = stage.emit(HOSTILE, 10).await;
     let refused = stage.refuse("o-17").await;
+    let audited = "INSERT INTO outbox_dead_letter_audit (action, event_id, aggregate_type,
+        aggregate_id, event_type, actor, via, why) VALUES ('discard', $1, $2, $2, $2, $2, 'http', $2)";
+    let client = stage.env.client().await;
+    client.execute(audited, &[&poisoned, &HOSTILE]).await.expect("an entry of the audit");
     let of = |it: Uuid| it.to_string();
     vec![
         ("overview", "/".into()),
@@ -29,6 +33,10 @@ async fn pages(stage: &Stage) -> Vec<(&'static str, String)> {
         ("consumers", "/consumers".into()),
         ("consumer", "/consumers/inbox/billing".into()),
         ("work", "/work".into()),
+        ("log", "/log".into()),
+        ("checks", "/checks".into()),
+        ("audit", "/audit".into()),
+        ("settings", "/settings".into()),
         ("replay-plan", "/work/replays/new?aggregate=order:o-17&per_second=50".into()),
     ]
 }

@@ -37,6 +37,7 @@ impl Stage {
         env.set("TAILPOST_ADMIN__LISTEN", &relay.to_string());
         env.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox.to_string());
         env.set("TAILPOST_ADMIN__TOKENS", &known.join(","));
+        env.set("TAILPOST_CONSOLE__INBOXES", &format!("http://{inbox}"));
         env.set("TAILPOST_RELAY__ON_PARK", "block_key");
         env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
         env.set("TAILPOST_METRICS__INTERVAL", "500ms");

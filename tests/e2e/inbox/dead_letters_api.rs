@@ -1,4 +1,4 @@
-//! Dead letters over HTTP: what the commands do, for one event at a time.
+//! Dead letters over HTTP: what the commands do.
 
 use std::net::SocketAddr;
 
@@ -105,6 +105,8 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     assert!(parsed(&body)["headers"].is_null(), "headers are about people too: {body}");
     let (_, body) = scene.ask("GET", &format!("/{first}?payload=true"), None).await;
     assert_eq!(parsed(&body)["payload"]["secret"], "hunter2");
+    let read = "SELECT string_agg(decision || ' by ' || decided_by, ',') FROM inbox_decisions";
+    assert_eq!(scene.env.query::<String>(read).await, "read by postgres (unnamed)");
 
     scene.service.answer_to("o-1", 204);
     let why = json!({ "by": "ada", "why": "mended" });
@@ -130,6 +132,49 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
         let (status, body) = scene.ask(method, &format!("/{second}{path}"), body).await;
         assert_eq!(status, 404, "{method}: {body}");
         assert!(body.contains("no dead letter of event"), "{body}");
+    }
+}
+
+/// The oldest first, no faster than asked for, and listed with who wanted it.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_worked_on_after_the_request_and_listed_with_their_progress() {
+    let scene = Scene::new().await;
+    let mut ids = Vec::new();
+    for number in 0..6 {
+        ids.push(scene.dead(&format!("o-{number}")).await);
+        scene.service.answer_to(&format!("o-{number}"), 204);
+    }
+    let request = json!({
+        "action": "requeue", "filter": { "reason": "422" }, "consumer": "billing", "first": 4,
+        "rate": 4, "by": "ada", "why": "mended", "dry_run": true,
+    });
+    let (status, body) = scene.ask("POST", "/operations", Some(request.clone())).await;
+    assert_eq!((status, &parsed(&body)["total"]), (200, &json!(6)), "{body}");
+    let mut wanted = request;
+    wanted["dry_run"] = json!(false);
+    let (status, body) = scene.ask("POST", "/operations", Some(wanted.clone())).await;
+    assert_eq!((status, &parsed(&body)["operation"]), (202, &json!(1)), "{body}");
+    wait_processed(&scene.env, 4).await;
+    let listed = async || parsed(&scene.ask("GET", "/operations", None).await.1);
+    until(DEADLINE, "it has ended", async || {
+        listed().await["operations"][0]["progress"]["ended"] == true
+    })
+    .await;
+    let listed = listed().await;
+    let (request, progress) =
+        (&listed["operations"][0]["request"], &listed["operations"][0]["progress"]);
+    assert_eq!((&progress["total"], &progress["done"]), (&json!(4), &json!(4)), "{listed}");
+    assert_eq!((&request["by"], &request["why"]), (&json!("ada"), &json!("mended")), "{listed}");
+    for (place, id) in ids.into_iter().enumerate() {
+        let calls = if place < 4 { 2 } else { 1 };
+        assert_eq!(scene.service.calls_of(id), calls, "the oldest alone: {place}");
+    }
+    for (field, value) in [("rate", json!(0)), ("first", json!(0)), ("why", Value::Null)] {
+        let mut wrong = wanted.clone();
+        wrong["action"] = json!("discard");
+        wrong[field] = value;
+        let (status, body) = scene.ask("POST", "/operations", Some(wrong)).await;
+        assert!(matches!(status, 400 | 422), "{field}: {status} {body}");
     }
 }
 

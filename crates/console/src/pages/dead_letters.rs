@@ -1,6 +1,6 @@
 //! What failed, why, and what now.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Query, State};
@@ -13,10 +13,9 @@ use serde_json::{Value, json};
 use crate::app::{App, Source, change, with};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
-use crate::operations::Operation;
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::{Group, Letter, Letters, Started};
+use crate::state::answers::{Group, Letter, Letters};
 use crate::state::figures::short;
 use crate::state::needs::filter;
 use crate::state::plan::{self, LetterPlan, Verb, escape};
@@ -42,6 +41,8 @@ pub(crate) struct Filter {
     pub(crate) cursor: String,
     pub(crate) action: Option<Verb>,
     pub(crate) rate: String,
+    /// At most so many, the oldest.
+    pub(crate) first: String,
 }
 
 impl Filter {
@@ -99,6 +100,10 @@ impl Filter {
         }
         body
     }
+
+    fn first(&self) -> Option<u32> {
+        self.first.trim().parse().ok().filter(|it| *it > 0)
+    }
 }
 
 /// A cause, with how many it has.
@@ -107,7 +112,6 @@ struct GroupRow {
     group: Group,
     address: String,
     is_chosen: bool,
-    can_all: bool,
 }
 
 impl GroupRow {
@@ -179,7 +183,6 @@ struct DeadLetters {
     next: Option<String>,
     problems: Vec<(String, Problem)>,
     is_one_queue: bool,
-    can_all: bool,
 }
 
 pub(crate) async fn dead_letters(
@@ -205,7 +208,6 @@ pub(crate) async fn dead_letters(
         next: None,
         problems: Vec::new(),
         is_one_queue,
-        can_all: is_one_queue && sources[0].kind() == Kind::Relay,
         filter,
     };
     for (source, letters) in sources.iter().zip(asked) {
@@ -255,8 +257,7 @@ impl DeadLetters {
                 address.push_str(&format!("&consumer={}", escape(&self.filter.consumer)));
             }
             let is_chosen = self.filter.reason == plan::literal(&group.fingerprint);
-            let can_all = source.kind() == Kind::Relay;
-            GroupRow { source: key.clone(), address, is_chosen, can_all, group }
+            GroupRow { source: key.clone(), address, is_chosen, group }
         };
         self.groups.extend(letters.groups.into_iter().map(group));
         let row = |letter| LetterRow { source: key.clone(), letter };
@@ -291,6 +292,8 @@ struct PlanPage {
     plan: LetterPlan,
     letters: Letters,
     rate: u32,
+    /// How many can be chosen, to see first whether it helps.
+    choices: Vec<u32>,
 }
 
 /// What would be done to all that match.
@@ -300,18 +303,15 @@ pub(crate) async fn plan_letters(
     Query(filter): Query<Filter>,
 ) -> Result<Response, Problem> {
     let source = app.source(&filter.source)?;
-    if source.kind() == Kind::Inbox {
-        let detail = "an inbox works on one dead letter at a time over HTTP";
-        let hint = "`tailpost inbox dlq requeue` works on all that match a filter";
-        return Err(Problem::bad(detail).hint(hint));
-    }
     let verb = filter.action.unwrap_or(Verb::Requeue);
     let letters = list(&source, &visitor, &filter, 0).await?;
     let rate = filter.rate.trim().parse().ok().filter(|it| *it > 0).unwrap_or(RATE);
-    let plan = plan::letters(verb, &letters, Some(rate));
+    let plan = plan::letters(verb, &letters, (filter.first(), Some(rate)), source.kind());
+    let fits = |it: &u32| u64::from(*it) < letters.total;
+    let choices = [1, 10, 100, 1_000].into_iter().filter(fits).collect();
     let title = format!("{} dead letters", verb.title());
     let frame = Frame::new(&app, &visitor, Place::DeadLetters, &title);
-    page(&PlanPage { frame, filter, verb, plan, letters, rate })
+    page(&PlanPage { frame, filter, verb, plan, letters, rate, choices })
 }
 
 /// Begins work on all that match. The relay does it.
@@ -326,12 +326,14 @@ pub(crate) async fn work_on_letters(
         reason: get("reason"),
         aggregate: get("aggregate"),
         event_type: get("type"),
+        consumer: get("consumer"),
+        first: get("first"),
         ..Filter::default()
     };
     let verb = verb_of(&get("action"))?;
     let source = app.source(&filter.source)?;
     let letters = list(&source, &visitor, &filter, 0).await?;
-    let plan = plan::letters(verb, &letters, None);
+    let plan = plan::letters(verb, &letters, (filter.first(), None), source.kind());
     let typed = fields.get("typed").map(|it| it.replace(',', ""));
     if plan.typed && typed != Some(plan.total.to_string()) {
         let detail = format!("type how many there are: {}", plan.total);
@@ -343,13 +345,10 @@ pub(crate) async fn work_on_letters(
     }
     let body = with(change(why), "action", &verb.name());
     let body = with(with(body, "filter", &filter.body()), "rate", &fields.number("rate")?);
-    let path = "outbox/dead-letter/operations";
-    let started: Started = source.change(&visitor, Method::POST, path, body).await?;
-    let says: Vec<_> = filter.says().into_iter().map(|(name, it)| format!("{name} {it}")).collect();
-    let which = if says.is_empty() { "all".into() } else { says.join(", ") };
-    let what = format!("{} dead letters: {which}", verb.name());
-    let operation = Operation { source: filter.source, number: started.operation, what };
-    app.operations.lock().unwrap_or_else(PoisonError::into_inner).add(operation);
+    let consumer = Some(&filter.consumer).filter(|it| !it.is_empty());
+    let body = with(with(body, "first", &filter.first()), "consumer", &consumer);
+    let path = format!("{}/dead-letter/operations", queue_of(source.kind()));
+    source.change::<Value>(&visitor, Method::POST, &path, body).await?;
     Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
 }
 

@@ -1,23 +1,22 @@
 //! What is running: replays, and work on many dead letters.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
-use futures_util::future::join_all;
-use hyper::{Method, StatusCode};
+use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::app::App;
-use crate::client::AskError;
+use super::dead_letters::queue_of;
+use crate::app::{App, with};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
-use crate::operations::Operation;
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::{Progress, Replay};
+use crate::state::answers::Replay;
 use crate::state::figures::{count, short};
+use crate::state::operator_answers::{Comparisons, Operation, OperationRequest, Operations};
 use crate::state::picture::Picture;
 use crate::state::plan::percent;
 use crate::visitor::Visitor;
@@ -86,29 +85,48 @@ fn all_replays(picture: &Picture) -> Vec<WorkRow> {
     rows
 }
 
-/// Work on many dead letters, and how far it is.
+/// Work on many dead letters.
 struct OperationRow {
-    operation: Operation,
-    progress: Option<Progress>,
+    source: String,
+    kind: Kind,
+    it: Operation,
 }
 
 impl OperationRow {
+    fn what(&self) -> String {
+        let OperationRequest { action, filter, consumer, first, rate, .. } = &self.it.request;
+        let aggregate = filter.aggregate.as_ref().map(|it| format!("{}:{}", it.kind, it.id));
+        let parts = [
+            consumer.clone(),
+            aggregate,
+            filter.event_type.clone(),
+            filter.reason.as_ref().map(|it| format!("reason contains “{}”", it.trim())),
+            rate.map(|it| format!("{it}/s")),
+        ];
+        let parts: Vec<_> = parts.into_iter().flatten().map(|it| short(&it, 80)).collect();
+        let first =
+            first.map_or_else(|| "all".into(), |it| format!("the first {}", count(it.into())));
+        format!("{action} {first}: {}", parts.join(", ")).trim_end_matches(": ").to_owned()
+    }
+
+    fn queue(&self) -> &'static str {
+        queue_of(self.kind)
+    }
+
     fn percent(&self) -> u64 {
-        let done = |it: &Progress| percent(it.done + it.skipped, it.total);
-        self.progress.as_ref().map_or(0, done)
+        percent(self.it.progress.done + self.it.progress.skipped, self.it.progress.total)
     }
 
     fn state(&self) -> &'static str {
-        match &self.progress {
-            None => "no answer",
-            Some(it) if it.cancelled => "cancelled",
-            Some(it) if it.ended => "done",
-            Some(_) => "running",
+        match &self.it.progress {
+            it if it.cancelled => "cancelled",
+            it if it.ended => "done",
+            _ => "running",
         }
     }
 
     fn said(&self) -> String {
-        let Some(it) = &self.progress else { return "–".into() };
+        let it = &self.it.progress;
         let skipped = match it.skipped {
             0 => String::new(),
             skipped => format!(", {} skipped", count(skipped)),
@@ -123,6 +141,8 @@ struct Work {
     frame: Frame,
     replays: Vec<WorkRow>,
     operations: Vec<OperationRow>,
+    comparisons: Vec<(String, Comparisons)>,
+    problems: Vec<(String, Problem)>,
     relays: Vec<String>,
 }
 
@@ -131,31 +151,26 @@ pub(crate) async fn work(
     visitor: Visitor,
 ) -> Result<Response, Problem> {
     app.watch.freshen().await;
-    let known = app.operations.lock().unwrap_or_else(PoisonError::into_inner).all();
-    let asked = join_all(known.into_iter().map(|it| ask(&app, &visitor, it))).await;
-    let relays = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
+    let path = |kind| format!("{}/dead-letter/operations", queue_of(kind));
+    let (told, problems) = app.ask_each::<Operations>(&visitor, |_| true, path).await;
+    let relays: Vec<_> = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
+    let is_relay = |key: &str| relays.iter().any(|it| it == key);
+    let (comparisons, _) = app.ask_each(&visitor, is_relay, |_| "verify".into()).await;
+    let row = |(source, told): (String, Operations)| {
+        let kind = app.source(&source).map_or(Kind::Relay, |it| it.kind());
+        told.operations.into_iter().map(move |it| OperationRow { source: source.clone(), kind, it })
+    };
+    let mut operations: Vec<_> = told.into_iter().flat_map(row).collect();
+    operations.sort_by_key(|row| std::cmp::Reverse(row.it.began_at));
     let frame = Frame::new(&app, &visitor, Place::Work, "Work");
     page(&app.watch.see(|picture| Work {
         replays: all_replays(picture),
-        operations: asked.into_iter().flatten().collect(),
+        operations,
+        comparisons,
+        problems,
         relays,
         frame,
     }))
-}
-
-async fn ask(app: &App, visitor: &Visitor, operation: Operation) -> Option<OperationRow> {
-    let source = app.source(&operation.source).ok()?;
-    let path = format!("outbox/dead-letter/operations/{}", operation.number);
-    match source.get(visitor, &path).await {
-        Ok(progress) => Some(OperationRow { operation, progress: Some(progress) }),
-        Err(AskError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
-            // The relay was started anew, or has done much since.
-            let mut known = app.operations.lock().unwrap_or_else(PoisonError::into_inner);
-            known.forget(&operation);
-            None
-        }
-        Err(_) => Some(OperationRow { operation, progress: None }),
-    }
 }
 
 /// Ends work on many dead letters.
@@ -165,8 +180,32 @@ pub(crate) async fn cancel_operation(
     Path((source, number)): Path<(String, u64)>,
     _: Fields,
 ) -> Result<Response, Problem> {
-    let path = format!("outbox/dead-letter/operations/{number}");
-    app.source(&source)?.change::<Value>(&visitor, Method::DELETE, &path, json!({})).await?;
+    let source = app.source(&source)?;
+    let path = format!("{}/dead-letter/operations/{number}", queue_of(source.kind()));
+    source.change::<Value>(&visitor, Method::DELETE, &path, json!({})).await?;
+    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+}
+
+/// Has a relay compare its table with the stream.
+pub(crate) async fn compare(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Path(source): Path<String>,
+    fields: Fields,
+) -> Result<Response, Problem> {
+    let body = with(json!({}), "sample", &fields.number("sample")?);
+    app.source(&source)?.change::<Value>(&visitor, Method::POST, "verify", body).await?;
+    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+}
+
+/// Ends the comparison under way.
+pub(crate) async fn cancel_comparison(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Path(source): Path<String>,
+    _: Fields,
+) -> Result<Response, Problem> {
+    app.source(&source)?.change::<Value>(&visitor, Method::DELETE, "verify", json!({})).await?;
     Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
 }
 

@@ -49,6 +49,11 @@ pub(crate) struct ShardStatus {
     pub(crate) breaker: String,
     pub(crate) breaker_retry_in_seconds: Option<f64>,
     pub(crate) slot: Option<Slot>,
+    /// Rows that wait, as of the last look.
+    pub(crate) unpublished: Option<u64>,
+    pub(crate) received_lsn: Option<String>,
+    pub(crate) resolved_lsn: Option<String>,
+    pub(crate) confirmed_flush_lsn: Option<String>,
     pub(crate) waiting_for: Option<String>,
     pub(crate) last_error: Option<String>,
     pub(crate) retention: Option<Retention>,
@@ -260,25 +265,6 @@ pub(crate) struct PlanSource {
     pub(crate) is_exact: bool,
     pub(crate) is_complete: bool,
     pub(crate) note: Option<String>,
-}
-
-/// How far work on many dead letters has got.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Progress {
-    pub(crate) total: u64,
-    pub(crate) done: u64,
-    pub(crate) skipped: u64,
-    pub(crate) last_refusal: Option<String>,
-    pub(crate) ended: bool,
-    pub(crate) cancelled: bool,
-}
-
-/// Work on many dead letters that has begun.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Started {
-    pub(crate) operation: u64,
 }
 
 /// `/api/v1/status` of an inbox.

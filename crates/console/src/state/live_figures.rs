@@ -134,10 +134,16 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
 }
 
 /// A number that changes with what needs a person, who answers, and what there is to list.
+/// How old figures are at most that stand in a sentence.
+const FACTS_SECONDS: i64 = 10;
+
 fn shape(picture: &Picture, now: Timestamp) -> String {
     let mut hasher = DefaultHasher::new();
     word(picture).text.hash(&mut hasher);
-    for it in needs(picture, now) {
+    let needs = needs(picture, now);
+    // What they say beside that has figures, which would be old.
+    (!needs.is_empty()).then(|| now.as_second() / FACTS_SECONDS).hash(&mut hasher);
+    for it in needs {
         (it.subject, it.path).hash(&mut hasher);
     }
     for it in picture.consumers() {
@@ -151,6 +157,9 @@ fn shape(picture: &Picture, now: Timestamp) -> String {
             (&replay.id, &replay.status).hash(&mut hasher);
         }
         relay.books.letters.total.hash(&mut hasher);
+    }
+    for (source, it) in picture.operations() {
+        (source, it.operation, it.progress.done, it.progress.ended).hash(&mut hasher);
     }
     for inbox in &picture.inboxes {
         inbox.books.letters.total.hash(&mut hasher);

@@ -164,7 +164,9 @@ fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
     if !shard.nats_connected || shard.breaker == "open" {
         let again = shard.breaker_retry_in_seconds.map(|it| format!("next try in {it:.0} s"));
         let need = Need::new(Weight::Stops, name, "NATS is away: nothing is published");
-        return Some(need.fact(error).fact(again));
+        let rows = shard.unpublished.filter(|it| *it > 0);
+        let wait = rows.map(|it| counted(it, "event waits", "events wait"));
+        return Some(need.fact(wait).fact(error).fact(again));
     }
     let waits = shard.waiting_for.as_ref()?;
     Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error))
@@ -229,8 +231,12 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
     let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
     let need = |group: &Group| {
-        let path = format!("/dead-letters?{}", filter(&inbox.key, group));
-        of_group(group, Weight::Look).at(path)
+        let filter = filter(&inbox.key, group);
+        of_group(group, Weight::Look).at(format!("/dead-letters?{filter}")).act(
+            "Requeue…",
+            format!("/dead-letters/plan?action=requeue&{filter}"),
+            false,
+        )
     };
     groups.map(need).collect()
 }

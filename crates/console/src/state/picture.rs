@@ -8,6 +8,7 @@ use super::answers::{
     Consumer, ConsumerStatus, InboxStatus, Letters, Readiness, RelayStatus, Replay, ShardStatus,
 };
 use super::history::History;
+use super::operator_answers::Operation;
 use super::rates::{Counters, Durations, Percentiles};
 
 /// Why something cannot be asked.
@@ -79,12 +80,14 @@ pub(crate) type Inbox = Source<InboxStatus, InboxBooks>;
 pub(crate) struct RelayBooks {
     pub(crate) letters: Letters,
     pub(crate) replays: Vec<Replay>,
+    pub(crate) operations: Vec<Operation>,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InboxBooks {
     pub(crate) letters: Letters,
     pub(crate) consumers: Vec<Consumer>,
+    pub(crate) operations: Vec<Operation>,
 }
 
 /// One round of answers of a source.
@@ -313,10 +316,18 @@ impl Picture {
         of_relays.chain(self.inboxes.iter().map(|it| it.books.letters.total)).sum()
     }
 
-    /// Replays that are not over.
+    /// Work on many dead letters, as far as it is known here.
+    pub(crate) fn operations(&self) -> impl Iterator<Item = (&str, &Operation)> {
+        let of_relays = self.relays.iter().map(|it| (&*it.key, &it.books.operations));
+        let of_inboxes = self.inboxes.iter().map(|it| (&*it.key, &it.books.operations));
+        of_relays.chain(of_inboxes).flat_map(|(key, all)| all.iter().map(move |it| (key, it)))
+    }
+
+    /// Replays and work on dead letters that are not over.
     pub(crate) fn work(&self) -> usize {
         let replays = self.relays.iter().flat_map(|it| &it.books.replays);
-        replays.filter(|it| it.is_under_way()).count()
+        let operations = self.operations().filter(|(_, it)| !it.progress.ended);
+        replays.filter(|it| it.is_under_way()).count() + operations.count()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use crate::settings::Kind;
+
 use super::answers::{Letters, ReplayPlan};
 use super::figures::{count, counted, rounded, span};
 
@@ -86,15 +88,30 @@ pub(crate) struct LetterPlan {
 }
 
 /// Of a page of the API that has only what the filter matches.
-pub(crate) fn letters(verb: Verb, letters: &Letters, rate: Option<u32>) -> LetterPlan {
+pub(crate) fn letters(
+    verb: Verb,
+    letters: &Letters,
+    (first, rate): (Option<u32>, Option<u32>),
+    kind: Kind,
+) -> LetterPlan {
+    let total = first.map_or(letters.total, |it| letters.total.min(it.into()));
     let aggregates: u64 = letters.groups.iter().map(|it| it.aggregates).sum();
     let mut lines = Vec::new();
     let causes = counted(letters.groups.len() as u64, "cause", "causes");
     let at_most = if letters.groups.len() > 1 { "at most " } else { "" };
     let of = counted(aggregates, "aggregate", "aggregates");
     lines.push(format!("They have {causes} and are of {at_most}{of}."));
-    match verb {
-        Verb::Requeue => {
+    if total < letters.total {
+        lines.push(format!("The {} oldest are meant.", count(total)));
+    }
+    match (verb, kind) {
+        (Verb::Requeue, Kind::Inbox) => {
+            lines.push(
+                "Each gets a new set of attempts. What an attempt did before may repeat.".into(),
+            );
+            lines.push("What still cannot be handled becomes a dead letter again.".into());
+        }
+        (Verb::Requeue, Kind::Relay) => {
             lines.push(
                 "Events of one aggregate are published in the order of their commits. What was \
                  published of it since then stays before them."
@@ -102,22 +119,25 @@ pub(crate) fn letters(verb: Verb, letters: &Letters, rate: Option<u32>) -> Lette
             );
             lines.push("What still cannot be published becomes a dead letter again.".into());
         }
-        Verb::Discard => lines.push(
+        (Verb::Discard, Kind::Inbox) => {
+            lines.push("They are never handled. This cannot be undone.".into())
+        }
+        (Verb::Discard, Kind::Relay) => lines.push(
             "They are never published. Later events of their aggregates no longer wait for them. \
              This cannot be undone."
                 .into(),
         ),
-        Verb::Reject => {
+        (Verb::Reject, _) => {
             lines.push("They are answered and never handled. This cannot be undone.".into())
         }
     }
-    if let Some(rate) = rate.filter(|_| letters.total > 0) {
-        let seconds = letters.total.div_ceil(u64::from(rate.max(1)));
+    if let Some(rate) = rate.filter(|_| total > 0) {
+        let seconds = total.div_ceil(u64::from(rate.max(1)));
         lines.push(format!("At {} a second it takes {}.", count(u64::from(rate)), span(seconds)));
     }
-    lines.push("The relay does it: you may close this page.".into());
-    let typed = verb.is_final() && letters.total > UNTYPED_MAX;
-    LetterPlan { total: letters.total, lines, typed }
+    let who = if kind == Kind::Relay { "relay" } else { "inbox" };
+    lines.push(format!("The {who} does it: you may close this page."));
+    LetterPlan { total, lines, typed: verb.is_final() && total > UNTYPED_MAX }
 }
 
 /// What a replay would do.
@@ -182,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_plan_says_how_many_and_how_long() {
-        let plan = letters(Verb::Requeue, &of(1000), Some(50));
+        let plan = letters(Verb::Requeue, &of(1000), (None, Some(50)), Kind::Relay);
         assert_eq!(plan.lines[0], "They have 1 cause and are of 1,000 aggregates.");
         assert!(plan.lines.iter().any(|it| it == "At 50 a second it takes 20 s."), "{plan:?}");
         assert!(!plan.typed);
@@ -190,8 +210,9 @@ mod tests {
 
     #[test]
     fn what_is_for_good_is_typed_if_it_is_much() {
-        assert!(letters(Verb::Discard, &of(11), None).typed);
-        assert!(!letters(Verb::Discard, &of(10), None).typed);
+        assert!(letters(Verb::Discard, &of(11), (None, None), Kind::Relay).typed);
+        assert!(!letters(Verb::Discard, &of(11), (Some(10), None), Kind::Inbox).typed);
+        assert!(!letters(Verb::Discard, &of(10), (None, None), Kind::Relay).typed);
     }
 
     #[test]

@@ -259,6 +259,18 @@ impl DeadLetters {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
+    /// Writes down that somebody is shown their payloads.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn note_reading(&self, of: &Selection, actor: &Actor) -> Result<(), Error> {
+        let (these, why) = (self.parameters(of), actor.why());
+        let sql = decide_letters::note_reading(&self.schema);
+        let parameters = these.with(&[&actor.name, &why]);
+        query(&self.connection, "note a reading", &sql, &parameters).await.map(|_| ())
+    }
+
     /// Makes an event count as processed by `consumer`, whether it has met it or not.
     ///
     /// `occurred_at` is only looked at for an event that neither the inbox nor an outbox beside it

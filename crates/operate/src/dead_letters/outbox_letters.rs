@@ -188,6 +188,15 @@ impl DeadLetters {
         Err(Error::NoDeadLetter { id })
     }
 
+    /// Writes down that somebody is shown its payload.
+    ///
+    /// # Errors
+    ///
+    /// See [`overview`](Self::overview).
+    pub async fn note_reading(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
+        self.store.note_reading(id, actor).await
+    }
+
     async fn is_dead(&self, id: Uuid) -> Result<bool, Error> {
         let dead = self.store.dead_letter(id).await?;
         Ok(dead.is_some_and(|it| it.discarded_at.is_none()))

@@ -247,6 +247,17 @@ impl Store {
         Ok(row.get::<_, i64>(0) > 0)
     }
 
+    /// Writes down that somebody is shown a dead letter's payload.
+    pub(crate) async fn note_reading(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
+        let sql = format!(
+            "WITH old AS (SELECT * FROM {} WHERE id = $1 AND $2::text IS NULL) {}",
+            self.dead(),
+            self.note("read", "NULL")
+        );
+        let (Actor { name, via, .. }, why) = (actor, actor.why());
+        self.perform("note a reading", &sql, &[&id, &None::<&str>, name, via, &why]).await
+    }
+
     /// Writes down what is done to the rows of the CTE `old`, by parameters 3 to 5.
     fn note(&self, action: &str, old_payload: &str) -> String {
         format!(

@@ -6,13 +6,14 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use super::problem::ApiError;
 use crate::config::{AdminSettings, Header, Role};
@@ -30,6 +31,8 @@ pub(crate) struct Access {
     settings: AdminSettings,
     /// What is in the files of `admin.tokens`, in their order; `None` for one that cannot be read.
     secrets: RwLock<Vec<Option<String>>>,
+    /// A token for the pages that this process serves beside the API.
+    own: Arc<str>,
 }
 
 /// Who asks.
@@ -51,7 +54,20 @@ impl Access {
     pub(crate) fn new(settings: &AdminSettings) -> Result<Self, Refusal> {
         let secrets = settings.tokens.iter().map(|it| read(&it.file).map(Some));
         let secrets = RwLock::new(secrets.collect::<Result<_, _>>()?);
-        Ok(Self { settings: settings.clone(), secrets })
+        let own = format!("{}{}", Uuid::new_v4().simple(), Uuid::new_v4().simple());
+        Ok(Self { settings: settings.clone(), secrets, own: own.into() })
+    }
+
+    /// A token that only this process knows; none where nobody needs one.
+    pub(crate) fn own(&self) -> Option<Arc<str>> {
+        self.is_closed().then(|| Arc::clone(&self.own))
+    }
+
+    /// What the pages may do for visitors without a token: as much as all users of the proxy may.
+    fn own_role(&self) -> Role {
+        let is_same_for_all = self.settings.proxy_role_header.is_none();
+        let has_users = !self.settings.trusted_proxy.is_empty() && is_same_for_all;
+        if has_users { self.settings.proxy_role.0 } else { Role::Viewer }
     }
 
     /// Whether a request needs a token or a trusted proxy.
@@ -128,8 +144,10 @@ impl Access {
         let of_files = self.settings.tokens.iter().zip(secrets.iter());
         let of_files = of_files.map(|(it, secret)| (it.role, name(&it.file), secret.as_deref()));
         let own = self.settings.token.as_ref().map(|it| it.0.as_str());
+        let of_pages = (self.own_role(), Some("console".into()), Some(&*self.own));
         // All of them are compared, whichever it is.
-        std::iter::once((Role::Admin, None, own))
+        [(Role::Admin, None, own), of_pages]
+            .into_iter()
             .chain(of_files)
             .filter(|(.., secret)| secret.is_some_and(|it| is_same(given, it)))
             .map(|(role, name, _)| (role, name))

@@ -123,9 +123,13 @@ pub(super) struct ShowQuery {
 }
 
 impl ShowQuery {
-    /// What events carry may be about people.
-    pub(super) fn check(&self, caller: &Caller) -> Result<(), ApiError> {
-        if self.payload { caller.must_be(Role::Operator) } else { Ok(()) }
+    /// What events carry may be about people: who reads it is written down.
+    pub(super) fn reader(&self, caller: &Caller) -> Result<Option<Actor>, ApiError> {
+        if !self.payload {
+            return Ok(None);
+        }
+        caller.must_be(Role::Operator)?;
+        Ok(Some(Actor { name: caller.name(None), via: "http".into(), why: None }))
     }
 }
 

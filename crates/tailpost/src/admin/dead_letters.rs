@@ -2,39 +2,33 @@
 //!
 //! Changes need a JSON body, which a page of another origin cannot send without asking first.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use operate::dead_letters::outbox_letters::{DeadLetter, DeadLetters, NOT_REJECTED};
-use operate::dead_letters::{
-    Action, BulkRequest, DeadLetterDetail, Filter, Overview, Progress, Reason,
-};
+use operate::dead_letters::{Action, BulkRequest, DeadLetterDetail, Filter, Overview, Reason};
 use relay::Config;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 use uuid::Uuid;
 
 use super::access::Caller;
 use super::api::{Asked, Body, Change, FinalChange, ListQuery, Named, OVERVIEW, ShowQuery, json};
 use super::cursor;
 use super::openapi::{Api, Operation};
+use super::operations::{self, Operations};
 use super::problem::ApiError;
 use crate::letters;
 use crate::output::Versioned;
 
-/// Operations that are remembered; the oldest that has ended goes first.
-const OPERATIONS_MAX: usize = 16;
-
-/// Of them, those that work at a time. Further ones wait for their turn.
-pub(super) const OPERATIONS_AT_ONCE: usize = 2;
+/// Where its operations are.
+const OPERATIONS: operations::Paths =
+    ["/api/v1/outbox/dead-letter/operations", "/api/v1/outbox/dead-letter/operations/{number}"];
 
 /// How old a scraped count may be, and how long counting may take.
 const COUNT_AGE: Duration = Duration::from_secs(5);
@@ -47,31 +41,17 @@ pub(super) struct AppState {
     config: Arc<Config>,
     /// With a pool for operations, which go on after their request.
     background: Arc<Config>,
-    operations: Arc<Mutex<Operations>>,
-    turns: Arc<Semaphore>,
+    operations: Operations,
     counted: Arc<tokio::sync::Mutex<Option<Counted>>>,
 }
 
 /// When it was tried to count, and the number and the age of the oldest, if it could be.
 type Counted = (Instant, Option<(u64, f64)>);
 
-#[derive(Default)]
-struct Operations {
-    last: u64,
-    known: BTreeMap<u64, Work>,
-}
-
-struct Work {
-    progress: watch::Receiver<Progress>,
-    stop: CancellationToken,
-}
-
 impl AppState {
     /// Each with a pool.
     pub(super) fn new(config: Arc<Config>, background: Arc<Config>) -> Self {
-        let turns = Arc::new(Semaphore::new(OPERATIONS_AT_ONCE));
-        let operations = Arc::default();
-        Self { config, background, operations, turns, counted: Arc::default() }
+        Self { config, background, operations: Operations::new(), counted: Arc::default() }
     }
 
     /// How many dead letters there are, and the age of the oldest in seconds; at most so old as
@@ -117,26 +97,16 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
     let requeue_all = Operation::post(path, "Publishes an aggregate's dead letters after all")
         .body::<Change>()
         .answers::<u64>(200, "How many");
-    let work = Operation::post("/api/v1/outbox/dead-letter/operations", "Works on many at once")
-        .body::<BulkRequest>()
-        .answers::<Versioned<Overview<DeadLetter>>>(200, "What would be done: `dry_run`")
-        .answers::<Started>(202, "It has begun");
-    let path = "/api/v1/outbox/dead-letter/operations/{number}";
-    let progress_of = Operation::get(path, "Says how far an operation is")
-        .answers::<Progress>(200, "How far it is");
-    let cancel_one = Operation::delete(path, "Ends an operation")
-        .body::<serde_json::Value>()
-        .answers_nothing(202, "It ends after what it is at");
+    let operations = operations::routes(OPERATIONS, state.operations.clone());
     Api::new()
         .on(list_all, list)
         .on(show_one, show)
         .on(discard_one, discard)
         .on(requeue_one, requeue)
         .on(requeue_all, requeue_aggregate)
-        .on(work, start)
-        .on(progress_of, progress)
-        .on(cancel_one, cancel)
+        .on(operations::beginning::<DeadLetter>(OPERATIONS), start)
         .with_state(state)
+        .merge(operations)
 }
 
 /// Who requeues something, and what for.
@@ -150,16 +120,6 @@ pub(crate) struct Requeue {
     /// A JSON text that replaces the payload. As text, so that numbers keep their digits.
     #[serde(default)]
     pub(crate) payload: Option<String>,
-}
-
-/// An operation that was started.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-pub(crate) struct Started {
-    pub(crate) operation: u64,
-}
-
-fn unknown(number: u64) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, format!("operation {number} is not known any more"))
 }
 
 /// What the inbox's requests may name.
@@ -186,8 +146,11 @@ async fn show(
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Response, ApiError> {
     no_consumer(query.consumer.as_ref())?;
-    query.check(&caller)?;
-    json(&state.open().await?.detail(id, query.payload).await?)
+    let (reader, letters) = (query.reader(&caller)?, state.open().await?);
+    if let Some(reader) = &reader {
+        letters.note_reading(id, reader).await?;
+    }
+    json(&letters.detail(id, reader.is_some()).await?)
 }
 
 async fn requeue(
@@ -235,69 +198,19 @@ async fn start(
     if request.action == Action::Reject {
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, NOT_REJECTED));
     }
-    if request.rate == Some(0) {
-        let detail = "`rate` is at least 1";
-        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail));
-    }
-    if request.dry_run {
-        return json(&state.open().await?.overview(&request.filter, None, 0).await?);
-    }
-    let change = Change { by: request.by.take(), why: request.why.take() };
-    let actor = change.actor(request.action, &caller)?;
+    no_consumer(request.consumer.as_ref())?;
+    let actor = operations::check(&mut request, &caller)?;
     // The request fails if the database is unreachable. It does not wait for the rest.
-    drop(state.open().await?);
-    let (sender, progress) = watch::channel(Progress::default());
-    let stop = CancellationToken::new();
-    let operation = state.remember(Work { progress, stop: stop.clone() })?;
-    info!(operation, action = ?request.action, by = actor.name, "working through dead letters");
-    tokio::spawn(async move {
-        let worked = async {
-            let _turn = state.turns.acquire().await?;
-            let dead_letters = DeadLetters::connect(&state.background).await?;
-            letters::work_through(&dead_letters, &request, &actor, &sender, &stop).await
-        };
-        if let Err(error) = worked.await {
-            let error = crate::errors::chain(&error);
-            warn!(operation, error, "could not go on working through dead letters");
-            sender.send_modify(|it| (it.ended, it.last_refusal) = (true, Some(error)));
-        }
-    });
-    Ok((StatusCode::ACCEPTED, Json(Started { operation })).into_response())
-}
-
-async fn progress(
-    State(state): State<AppState>,
-    Named(number): Named<u64>,
-) -> Result<Json<Progress>, ApiError> {
-    let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
-    let operation = operations.known.get(&number).ok_or(unknown(number))?;
-    Ok(Json(operation.progress.borrow().clone()))
-}
-
-async fn cancel(
-    State(state): State<AppState>,
-    Named(number): Named<u64>,
-) -> Result<StatusCode, ApiError> {
-    let operations = state.operations.lock().unwrap_or_else(PoisonError::into_inner);
-    operations.known.get(&number).ok_or(unknown(number))?.stop.cancel();
-    Ok(StatusCode::ACCEPTED)
-}
-
-impl AppState {
-    fn remember(&self, operation: Work) -> Result<u64, ApiError> {
-        let mut operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
-        if operations.known.len() >= OPERATIONS_MAX {
-            let mut known = operations.known.iter();
-            let ended = known.find(|(_, it)| it.progress.borrow().ended).map(|it| *it.0);
-            let Some(ended) = ended else {
-                let detail = format!("{OPERATIONS_MAX} operations are under way");
-                return Err(ApiError::new(StatusCode::CONFLICT, detail));
-            };
-            operations.known.remove(&ended);
-        }
-        operations.last += 1;
-        let number = operations.last;
-        operations.known.insert(number, operation);
-        Ok(number)
+    let dead_letters = state.open().await?;
+    if request.dry_run {
+        return json(&dead_letters.overview(&request.filter, None, 0).await?);
     }
+    drop(dead_letters);
+    let (background, asked) = (state.background, request.clone());
+    state.operations.begin(request, move |progress, stop| {
+        Box::pin(async move {
+            let dead_letters = DeadLetters::connect(&background).await?;
+            letters::work_through(&dead_letters, &asked, &actor, &progress, &stop).await
+        })
+    })
 }

@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use inbox::{BreakerState, State, Status, Upkept};
+use inbox::{BreakerState, Connection, State, Status, Upkept};
+use operate::audit::inbox_audit;
 use operate::consumers::Backlog;
 use serde::Serialize;
 use tokio::sync::watch;
 
+use super::audit_routes::{self, Audit};
 use super::doctor_routes::{Doctor, Look};
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
@@ -78,10 +80,19 @@ impl Engine for Inbox {
     }
 
     fn api(&self) -> Api<Admin> {
-        let AppState { postgres, table } = self.app_state.clone();
+        let AppState { postgres, table, .. } = self.app_state.clone();
         let watched = Arc::new(self.consumers.clone());
+        let state = self.app_state.clone();
+        let audit: Audit = Arc::new(move |question| {
+            let AppState { postgres, table, .. } = state.clone();
+            Box::pin(async move {
+                let session = postgres.session("tailpost inbox api").await?;
+                Ok(inbox_audit(&Connection::lent(session), &table, &question).await?)
+            })
+        });
         inbox_dead_letters::routes(self.app_state.clone())
             .merge(consumer_routes::routes(ConsumerState { postgres, table, watched }))
+            .merge(audit_routes::routes(audit))
     }
 
     fn waits(&self) -> Api<Admin> {
@@ -190,8 +201,8 @@ mod tests {
         let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
         let samples = Samples { taken: None, consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
-        let postgres = "postgres://localhost/shop".parse().expect("a URL");
-        let app_state = AppState { postgres, table: outbox::Table::default() };
+        let postgres: servers::PostgresTarget = "postgres://localhost/shop".parse().expect("a URL");
+        let app_state = AppState::new(&postgres, outbox::Table::default());
         Inbox::new(
             BTreeMap::from(consumers),
             watch::channel(samples).1,

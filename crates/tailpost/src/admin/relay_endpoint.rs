@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
+use operate::audit::outbox_audit;
 use operate::checks::Scope;
 use operate::{RetentionStatus, RewindStatus};
 use outbox::waiting::Waiting;
@@ -11,12 +12,14 @@ use relay::{Config, EventState, Refused, Role, Sample, SlotSample, Status};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
+use super::audit_routes::{self, Audit};
 use super::dead_letters::AppState;
 use super::doctor_routes::Doctor;
 use super::metrics::Metrics;
 use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
 use super::replay_routes::ReplayState;
+use super::verify_routes::{self, Verify};
 use super::{
     Admin, Engine, PROGRESS_TIMEOUT, Retention, dead_letters, event_routes, events, replay_routes,
     slot_routes,
@@ -33,6 +36,7 @@ pub(crate) struct Relay {
     retention: watch::Receiver<RetentionStatus>,
     sample: watch::Receiver<Option<Sample>>,
     doctor: Doctor,
+    verify: Verify,
     window: Window,
 }
 
@@ -71,6 +75,7 @@ impl Relay {
         let metrics = Metrics::new(environment, labels, collector);
         // The configuration that the relay has, without a pool.
         let checked = Arc::new(config.clone());
+        let verify = Verify::new(Arc::clone(&checked));
         let doctor = Doctor::new(Arc::new(move || {
             let config = Arc::clone(&checked);
             Box::pin(async move { Ok(operate::doctor(&config, &Scope::default()).await) })
@@ -86,6 +91,7 @@ impl Relay {
             retention,
             sample,
             doctor,
+            verify,
             window,
         }
     }
@@ -133,10 +139,17 @@ impl Engine for Relay {
 
     fn api(&self) -> Api<Admin> {
         let config = &self.replays.config;
+        let audited = Arc::clone(config);
+        let audit: Audit = Arc::new(move |question| {
+            let config = Arc::clone(&audited);
+            Box::pin(async move { Ok(outbox_audit(&config, &question).await?) })
+        });
         dead_letters::routes(self.app_state.clone())
             .merge(event_routes::routes(Arc::clone(config)))
             .merge(slot_routes::routes(Arc::clone(config)))
             .merge(replay_routes::routes(self.replays.clone()))
+            .merge(audit_routes::routes(audit))
+            .merge(verify_routes::routes(self.verify.clone()))
     }
 
     fn waits(&self) -> Api<Admin> {
@@ -148,9 +161,11 @@ impl Engine for Relay {
     }
 
     fn status(&self) -> anyhow::Result<String> {
+        let sample = self.sample.borrow().clone().unwrap_or_default();
         let of = |it: &Watched| ShardStatus {
             process_id: std::process::id(),
             window: self.window,
+            unpublished: sample.slots.get(&it.shard.unwrap_or(0)).map(|it| it.unpublished),
             shard: it.shard,
             stream: it.shard.map(|_| it.stream.clone()),
             status: it.status.borrow().clone(),
@@ -206,6 +221,8 @@ struct ShardStatus {
     /// Of several relays on a machine, this one.
     process_id: u32,
     window: Window,
+    /// Rows that wait, as of the last look; `None` if nobody has looked yet.
+    unpublished: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     shard: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]

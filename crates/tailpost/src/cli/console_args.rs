@@ -3,6 +3,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::config::authority;
+
 /// Arguments of `console`.
 #[derive(Debug, Args)]
 pub(crate) struct ConsoleArgs {
@@ -34,19 +36,6 @@ pub(crate) struct ConsoleArgs {
     pub(crate) read_only: bool,
 }
 
-/// The name and the port of an API. It has no TLS.
-pub(super) fn authority(text: &str) -> Result<String, String> {
-    let wanted = || "expected http://HOST:PORT".to_owned();
-    if text.starts_with("https://") {
-        return Err("the relay and the inbox serve http; reach a proxy's backend itself".into());
-    }
-    let rest = text.strip_prefix("http://").unwrap_or(text);
-    let rest = rest.strip_suffix('/').unwrap_or(rest);
-    let (host, port) = rest.rsplit_once(':').ok_or_else(wanted)?;
-    let is_fit = !host.is_empty() && !rest.contains(['/', '@', ' ']) && port.parse::<u16>().is_ok();
-    is_fit.then(|| rest.to_owned()).ok_or_else(wanted)
-}
-
 fn base_path(text: &str) -> Result<String, String> {
     let path = text.trim_end_matches('/');
     let is_fit = |it: char| it.is_ascii_alphanumeric() || matches!(it, '/' | '-' | '_' | '.' | '~');
@@ -59,17 +48,6 @@ fn base_path(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_api_has_a_name_and_a_port() {
-        for text in ["http://relay:9464", "relay:9464", "http://relay:9464/"] {
-            assert_eq!(authority(text).as_deref(), Ok("relay:9464"), "{text}");
-        }
-        assert_eq!(authority("http://[::1]:9464").as_deref(), Ok("[::1]:9464"));
-        for text in ["https://relay:443", "http://a@b:1", "relay", "http://h:1/x", ":1", "h:x"] {
-            assert!(authority(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_base_path_is_a_path() {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::console_args::authority;
+use crate::config::authority;
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]

@@ -1,14 +1,11 @@
 //! `tailpost console`: the pages, as a process of their own.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use axum::extract::Request;
-use axum::middleware::{self, Next};
-use axum::response::Response;
-use console::{Console, Kind, Peer, Proxy, Upstream};
+use console::{Console, Credential, Kind, Proxy, Upstream};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -41,20 +38,48 @@ pub(super) async fn serve(
     console: &Console,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let router = console.router().layer(middleware::from_fn(name_peer));
     tokio::select! {
-        served = admin::serve_connections(listener, router, stop) => {
+        served = admin::serve_connections(listener, admin::pages(console), stop.clone()) => {
             served.context("the console cannot be served")
         }
-        () = console.keep_asking() => Ok(()),
+        () = admin::keep_pages(console, &stop) => Ok(()),
     }
 }
 
-async fn name_peer(mut request: Request, next: Next) -> Response {
-    if let Some(peer) = request.extensions().get::<admin::Peer>().copied() {
-        request.extensions_mut().insert(Peer(peer.0));
-    }
-    next.run(request).await
+/// The pages that a relay serves beside its API, which is at `listen`. `own` is a token for them.
+pub(super) fn of_relay(
+    settings: &Settings,
+    listen: SocketAddr,
+    own: Option<Arc<str>>,
+) -> anyhow::Result<Console> {
+    let reachable = match listen.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let relay = Upstream {
+        kind: Kind::Relay,
+        authority: SocketAddr::new(reachable, listen.port()).to_string(),
+        credential: own.map_or(Credential::None, Credential::Token),
+    };
+    let file = own_token_file(&settings.admin);
+    let inboxes = settings.console.inboxes.iter().map(|it| Upstream {
+        kind: Kind::Inbox,
+        authority: it.0.clone(),
+        credential: file.clone().map_or(Credential::None, Credential::File),
+    });
+    Ok(Console::new(console::Settings {
+        upstreams: std::iter::once(relay).chain(inboxes).collect(),
+        title: installation(settings).unwrap_or_default(),
+        proxy: proxy(&settings.admin)?,
+        is_guest: true,
+        ..console::Settings::default()
+    }))
+}
+
+/// What the pages call it.
+fn installation(settings: &Settings) -> Option<String> {
+    Some(settings.metrics.environment.clone()).filter(|it| it != "default")
 }
 
 fn of(args: ConsoleArgs, settings: &Settings) -> anyhow::Result<console::Settings> {
@@ -80,16 +105,16 @@ fn of(args: ConsoleArgs, settings: &Settings) -> anyhow::Result<console::Setting
         return Err(refusal.with_hint("give one for all, or one for each").into());
     }
     let upstreams = all.into_iter().enumerate().map(|(place, (kind, authority))| {
-        let token_file = token_files.get(place).or(token_files.first()).cloned();
-        Upstream { kind, authority, token_file }
+        let file = token_files.get(place).or(token_files.first()).cloned();
+        Upstream { kind, authority, credential: file.map_or(Credential::None, Credential::File) }
     });
-    let environment = Some(&settings.metrics.environment).filter(|it| *it != "default");
     Ok(console::Settings {
         upstreams: upstreams.collect(),
-        title: title.or(environment.cloned()).unwrap_or_default(),
+        title: title.or(installation(settings)).unwrap_or_default(),
         base_path,
         proxy: proxy(admin)?,
         read_only,
+        is_guest: false,
     })
 }
 

@@ -107,7 +107,16 @@ async fn many<Q: Queue>(queue: &Q, action: Action, args: &WorkArgs) -> anyhow::R
     let template = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
     let draw = |bar: &_, it: Progress| progress::set(bar, it.done + it.skipped, it.total);
     let (filter, rate) = (args.filter.filter(), args.rate);
-    let request = BulkRequest { action, filter, dry_run: false, rate, by: None, why: None };
+    let request = BulkRequest {
+        action,
+        filter,
+        consumer: None,
+        first: None,
+        dry_run: false,
+        rate,
+        by: None,
+        why: None,
+    };
     let ended = progress::shown(template, draw, async |sender| {
         queue.work_through(request, &args.who.actor(), sender, &stop).await?;
         anyhow::Ok(sender.borrow().clone())

@@ -1,5 +1,7 @@
 mod shards;
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
 use operate::RetentionStatus;
 use outbox::waiting::Waiting;
@@ -8,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::info;
 
-use crate::admin::{Access, Address, Admin, Relay, Watched};
+use crate::admin::{Access, Address, Admin, Relay, Server, Watched};
 use crate::cli::RelayArgs;
 use crate::config::{Error, Origin, Settings};
 use crate::otlp::Traces;
@@ -41,11 +43,9 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
     // A drain ends by itself and may run beside a relay that has the address.
     let admin = match *settings.admin.listen {
         Some(socket) if !args.once => {
-            let listen = Address { key: "admin.listen", socket };
             let environment = &*settings.metrics.environment;
             let relay = Relay::new(watched, &config, waiting.clone(), (environment, sample), kept);
-            let access = Access::new(&settings.admin)?;
-            Some(admin::serve(listen, Admin::new(relay, access, admin::shown(settings))).await?)
+            Some(serve(settings, socket, relay).await?)
         }
         _ => None,
     };
@@ -85,6 +85,14 @@ pub(super) async fn run(args: &RelayArgs, settings: &Settings) -> Result<()> {
         admin.stop().await;
     }
     outcome
+}
+
+/// Serves health, the API, and the console beside it.
+async fn serve(settings: &Settings, socket: SocketAddr, relay: Relay) -> Result<Server> {
+    let access = Access::new(&settings.admin)?;
+    let console = super::console::of_relay(settings, socket, access.own())?;
+    let admin = Admin::new(relay, access, admin::shown(settings)).with_console(console);
+    Ok(admin::serve(Address { key: "admin.listen", socket }, admin).await?)
 }
 
 /// Whether a relay does what it was started for, and in a word what that is.

@@ -190,6 +190,26 @@ macro_rules! form {
 }
 pub(super) use form;
 
+/// The name and the port of an API. It has no TLS.
+pub(crate) fn authority(text: &str) -> Result<String, String> {
+    let wanted = || "expected http://HOST:PORT".to_owned();
+    if text.starts_with("https://") {
+        return Err("the relay and the inbox serve http; reach a proxy's backend itself".into());
+    }
+    let rest = text.strip_prefix("http://").unwrap_or(text);
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    let (host, port) = rest.rsplit_once(':').ok_or_else(wanted)?;
+    let is_fit = !host.is_empty() && !rest.contains(['/', '@', ' ']) && port.parse::<u16>().is_ok();
+    is_fit.then(|| rest.to_owned()).ok_or_else(wanted)
+}
+
+form!(
+    /// Where an API is.
+    ApiAddress(String),
+    "addresses such as \"http://127.0.0.1:9465\"",
+    |it| it.as_str().and_then(|it| authority(it).ok())
+);
+
 form!(
     /// A password, or the like. An empty one is a mistake: it would let everybody in, or nobody.
     Secret(String),
@@ -272,6 +292,17 @@ impl TryFrom<Json> for AttributeTemplates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_api_has_a_name_and_a_port() {
+        for text in ["http://relay:9464", "relay:9464", "http://relay:9464/"] {
+            assert_eq!(authority(text).as_deref(), Ok("relay:9464"), "{text}");
+        }
+        assert_eq!(authority("http://[::1]:9464").as_deref(), Ok("[::1]:9464"));
+        for text in ["https://relay:443", "http://a@b:1", "relay", "http://h:1/x", ":1", "h:x"] {
+            assert!(authority(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn durations_have_a_unit() {

@@ -11,8 +11,8 @@ use relay::{MarkBy, Mode, OnPark};
 use serde::Deserialize;
 
 use super::forms::{
-    AttributeTemplates, Command, Count, HandlerHeaders, OrOff, Parsed, Secret, SigningSecret, Size,
-    Time, TlsMode, Word,
+    ApiAddress, AttributeTemplates, Command, Count, HandlerHeaders, OrOff, Parsed, Secret,
+    SigningSecret, Size, Time, TlsMode, Word,
 };
 
 #[derive(Clone, Deserialize)]
@@ -136,6 +136,14 @@ pub(crate) struct ConsumerSettings {
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
     pub(crate) retention: OrOff<Time>,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConsoleSettings {
+    /// What a relay's console shows beside the relay.
+    #[serde(default)]
+    pub(crate) inboxes: Vec<ApiAddress>,
 }
 
 #[derive(Clone, Deserialize)]

@@ -44,6 +44,12 @@ pub(crate) fn close_letters(schema: &str, [name, status]: [&str; 2]) -> String {
     )
 }
 
+/// Somebody is shown their payloads.
+pub(crate) fn note_reading(schema: &str) -> String {
+    let done = format!("WITH done AS (SELECT d.* FROM {schema}.inbox_dead_letter d WHERE {MEANT})");
+    format!("{done}, {}", write_down(schema, "read", AUTHOR))
+}
+
 /// The end of each decision: `done` holds the letters that it was done to.
 fn write_down(schema: &str, decision: &str, [by, why]: [&str; 2]) -> String {
     format!(

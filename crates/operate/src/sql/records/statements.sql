@@ -50,8 +50,9 @@ AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING');
 
 -- group letters
-WITH it AS (SELECT regexp_replace(regexp_replace(reason,
-'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g'), '[0-9]+', '<n>', 'g') AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
+WITH it AS (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
+ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
          min(dead_at) AS first, max(dead_at) AS last
      FROM (SELECT reason, dead_at, coalesce(d.headers->'Aggregate-Type'->>0 || ':'
     || (d.headers->'Aggregate-Id'->>0), d.message_id::text) AS aggregate
@@ -196,6 +197,22 @@ AND m.event_time = d.event_time))
          INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
              event_time, subject, stream, stream_seq, attempts, cause, failure)
          SELECT 'discard', session_user || ' (' || $8::text || ')', $9::text, consumer,
+             message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
+         FROM done
+     )
+     SELECT consumer, message_id FROM done;
+
+-- note a reading
+WITH done AS (SELECT d.* FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7)), noted AS (
+         INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, cause, failure)
+         SELECT 'read', session_user || ' (' || $8::text || ')', $9::text, consumer,
              message_id, event_time, subject, stream, stream_seq, attempts, cause, reason
          FROM done
      )

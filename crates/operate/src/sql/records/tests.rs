@@ -15,6 +15,7 @@ fn statements_are_written_down() {
         ("requeue letters", decide_letters::requeue_letters(schema)),
         ("reject letters", close(["reject", "REJECTED"])),
         ("discard letters", close(["discard", "DEAD"])),
+        ("note a reading", decide_letters::note_reading(schema)),
         ("mark processed", decide_letters::mark_processed(schema)),
         ("look up events", look_up_records::look_up(schema)),
         ("explain: records", look_up_records::records(schema)),

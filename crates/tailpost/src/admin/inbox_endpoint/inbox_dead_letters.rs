@@ -1,4 +1,4 @@
-//! `/api/v1/inbox/dead-letter`: what `tailpost inbox dlq` does, for one event at a time.
+//! `/api/v1/inbox/dead-letter`: what `tailpost inbox dlq` does.
 //!
 //! Changes need a JSON body, which a page of another origin cannot send without asking first.
 
@@ -6,36 +6,61 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::Connection;
-use operate::dead_letters::Action;
 use operate::dead_letters::inbox_letters::{
     DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Overview,
 };
+use operate::dead_letters::{Action, BulkRequest};
 use outbox::Table;
 use servers::PostgresTarget;
 use tracing::info;
 use uuid::Uuid;
 
-use crate::admin::access::Caller;
 use crate::admin::api::{
     Asked, Body, Change, FinalChange, LIMIT_MAX, ListQuery, Named, OVERVIEW, ShowQuery, json,
 };
 use crate::admin::cursor;
 use crate::admin::openapi::{Api, Operation};
+use crate::admin::operations::{self, Operations};
 use crate::admin::problem::ApiError;
+use crate::admin::{self, access::Caller};
 use crate::letters;
 use crate::output::Versioned;
+
+/// What its connections are called.
+const API: &str = "tailpost inbox api";
+
+/// Where its operations are.
+const OPERATIONS: operations::Paths =
+    ["/api/v1/inbox/dead-letter/operations", "/api/v1/inbox/dead-letter/operations/{number}"];
 
 /// Whose dead letters these are.
 #[derive(Clone)]
 pub(crate) struct AppState {
-    /// With a pool.
-    pub(crate) postgres: PostgresTarget,
-    pub(crate) table: Table,
+    /// With a pool for requests.
+    pub(super) postgres: PostgresTarget,
+    /// With a pool for operations, which go on after their request.
+    background: PostgresTarget,
+    pub(super) table: Table,
+    operations: Operations,
 }
 
 impl AppState {
+    pub(crate) fn new(postgres: &PostgresTarget, table: Table) -> Self {
+        let background = admin::in_background(postgres.clone());
+        let postgres = admin::pooled(postgres.clone(), API);
+        Self { postgres, background, table, operations: Operations::new() }
+    }
+
     async fn open(&self, consumer: Option<String>) -> anyhow::Result<DeadLetters> {
-        let connection = Connection::lent(self.postgres.session("tailpost inbox api").await?);
+        self.connect(&self.postgres, consumer).await
+    }
+
+    async fn connect(
+        &self,
+        postgres: &PostgresTarget,
+        consumer: Option<String>,
+    ) -> anyhow::Result<DeadLetters> {
+        let connection = Connection::lent(postgres.session(API).await?);
         Ok(DeadLetters::new(connection, &self.table).of_consumer(consumer))
     }
 }
@@ -73,13 +98,16 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
             decide((&state, &caller), action, id, of, change).await
         }
     };
+    let operations = operations::routes(OPERATIONS, state.operations.clone());
     Api::new()
         .on(list_all, list)
         .on(show_one, show)
         .on(discard_one, decide(Action::Discard))
         .on(requeue_one, decide(Action::Requeue))
         .on(reject_one, decide(Action::Reject))
+        .on(operations::beginning::<DeadLetter>(OPERATIONS), start)
         .with_state(state)
+        .merge(operations)
 }
 
 async fn list(
@@ -101,9 +129,34 @@ async fn show(
     Named(id): Named<Uuid>,
     Asked(query): Asked<ShowQuery>,
 ) -> Result<Response, ApiError> {
-    query.check(&caller)?;
-    let letters = state.open(query.consumer).await?;
-    json(&letters::only(id, letters.details(&[id][..].into(), query.payload, LIMIT_MAX).await?)?)
+    let reader = query.reader(&caller)?;
+    let (letters, of) = (state.open(query.consumer).await?, [id][..].into());
+    if let Some(reader) = &reader {
+        letters.note_reading(&of, reader).await?;
+    }
+    json(&letters::only(id, letters.details(&of, reader.is_some(), LIMIT_MAX).await?)?)
+}
+
+async fn start(
+    State(state): State<AppState>,
+    caller: Caller,
+    Body(mut request): Body<BulkRequest>,
+) -> Result<Response, ApiError> {
+    let actor = operations::check(&mut request, &caller)?;
+    // The request fails if the database is unreachable. It does not wait for the rest.
+    let letters = state.open(request.consumer.clone()).await?;
+    if request.dry_run {
+        return json(&letters.overview(&request.filter.into(), None, 0).await?);
+    }
+    drop(letters);
+    let asked = request.clone();
+    state.operations.clone().begin(request, move |progress, stop| {
+        Box::pin(async move {
+            let consumer = asked.consumer.clone();
+            let letters = state.connect(&state.background, consumer).await?;
+            letters::work_through(&letters, &asked, &actor, &progress, &stop).await
+        })
+    })
 }
 
 /// Of all consumers that have it, or of the one that is named.

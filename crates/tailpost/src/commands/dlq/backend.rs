@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use super::client::{Client, escape};
 use crate::admin::api::Change;
-use crate::admin::dead_letters::{Requeue, Started};
+use crate::admin::dead_letters::Requeue;
+use crate::admin::operations::Started;
 use crate::commands::decide::Queue;
 use crate::config::Settings;
 use crate::letters;

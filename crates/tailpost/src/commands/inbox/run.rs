@@ -110,8 +110,8 @@ pub(in crate::commands) async fn serve(
     sampled: watch::Receiver<Samples>,
     waiting: WaitingOf,
 ) -> anyhow::Result<Server> {
-    let postgres = admin::pooled(settings.postgres_target()?, "tailpost inbox api");
-    let shown = (AppState { postgres, table: settings.table()? }, look(settings));
+    let state = AppState::new(&settings.postgres_target()?, settings.table()?);
+    let shown = (state, look(settings));
     let environment = &settings.metrics.environment;
     let inbox = admin::Inbox::new(statuses, sampled, shown, waiting, environment);
     let admin = Admin::new(inbox, Access::new(&settings.admin)?, admin::shown(settings));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use console::{Console, Kind, Upstream};
+use console::{Console, Credential, Kind, Upstream};
 use futures_util::future::BoxFuture;
 use lab::demo::Running;
 use operate::RetentionStatus;
@@ -40,7 +40,7 @@ async fn begin(running: Running, stop: CancellationToken) -> Result<String> {
     let upstream = |kind, address: SocketAddr| Upstream {
         kind,
         authority: address.to_string(),
-        token_file: None,
+        credential: Credential::None,
     };
     let console = Console::new(console::Settings {
         title: "demo".into(),

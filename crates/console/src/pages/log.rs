@@ -1,0 +1,85 @@
+//! What the slots keep of PostgreSQL's log, until when, and what for.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use crate::app::App;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::settings::Kind;
+use crate::state::answers::ShardStatus;
+use crate::state::figures::{bytes, count, span};
+use crate::state::operator_answers::{SlotEntry, Slots};
+use crate::state::picture::Picture;
+use crate::visitor::Visitor;
+
+/// A relay that reads a slot, or stands by.
+struct Reader {
+    address: String,
+    role: String,
+    facts: Vec<(&'static str, String)>,
+    waits: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "log.html")]
+struct LogPage {
+    frame: Frame,
+    readers: Vec<Reader>,
+    slots: Vec<SlotEntry>,
+    problems: Vec<(String, Problem)>,
+}
+
+pub(crate) async fn log(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+) -> Result<Response, Problem> {
+    let of_relays: Vec<_> = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
+    let of = |key: &str| of_relays.iter().any(|it| it == key);
+    let (told, problems) = app.ask_each::<Slots>(&visitor, of, |_| "slots".into()).await;
+    app.watch.freshen().await;
+    let frame = Frame::new(&app, &visitor, Place::Log, "Log and slot");
+    let readers = app.watch.see(readers);
+    let slots = told.into_iter().flat_map(|(_, it)| it.slots).collect();
+    page(&LogPage { frame, readers, slots, problems })
+}
+
+fn readers(picture: &Picture) -> Vec<Reader> {
+    let shards = picture.relays.iter().flat_map(|it| it.shards());
+    let reader = |(address, it): (&str, &ShardStatus)| Reader {
+        address: address.to_owned(),
+        role: it.role.clone(),
+        facts: facts(it),
+        waits: it.waiting_for.clone(),
+    };
+    shards.map(reader).collect()
+}
+
+fn facts(it: &ShardStatus) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    if let Some(slot) = &it.slot {
+        facts.push(("The slot keeps", bytes(slot.retained_bytes)));
+        let limit = match (slot.wal_headroom_bytes, slot.wal_headroom_seconds) {
+            (Some(left), Some(seconds)) => {
+                format!("{} more, in {} at this rate", bytes(left), span(seconds))
+            }
+            (Some(left), None) => format!("{} more; it does not grow", bytes(left)),
+            (None, _) => "none is set: relay.wal_limit, max_slot_wal_keep_size".into(),
+        };
+        facts.push(("Until the limit", limit));
+        facts.extend(slot.wal_status.clone().map(|it| ("PostgreSQL says", it)));
+    }
+    if let Some(rows) = it.unpublished {
+        facts.push(("Rows that are not published", count(rows)));
+    }
+    let lsns = [
+        ("Received up to", &it.received_lsn),
+        ("Published up to", &it.resolved_lsn),
+        ("Confirmed up to", &it.confirmed_flush_lsn),
+    ];
+    facts.extend(lsns.into_iter().filter_map(|(name, it)| Some((name, it.clone()?))));
+    facts
+}

@@ -1,0 +1,47 @@
+//! With what relays and inboxes run. It is shown and never changed here.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::sessions::Role;
+use crate::state::operator_answers::{Configuration, Setting};
+use crate::visitor::Visitor;
+
+#[derive(Template)]
+#[template(path = "settings.html")]
+struct SettingsPage {
+    frame: Frame,
+    is_admin: bool,
+    told: Vec<(String, Configuration)>,
+    problems: Vec<(String, Problem)>,
+}
+
+impl Setting {
+    fn text(&self) -> String {
+        match &self.value {
+            None => "–".into(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+        }
+    }
+}
+
+pub(crate) async fn settings(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+) -> Result<Response, Problem> {
+    let is_admin = visitor.role == Role::Admin;
+    let (mut told, problems) =
+        app.ask_each::<Configuration>(&visitor, |_| is_admin, |_| "config".into()).await;
+    // What somebody has set comes first.
+    told.iter_mut().for_each(|(_, it)| it.settings.sort_by_key(|it| it.origin == "default"));
+    let frame = Frame::new(&app, &visitor, Place::Settings, "Settings");
+    page(&SettingsPage { frame, is_admin, told, problems })
+}

@@ -1,0 +1,167 @@
+//! The audit as a list: what people decided, and what was done by itself in their place.
+
+use inbox::Connection;
+use jiff::Timestamp;
+use outbox::Table;
+use relay::{Config, Error};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::sql::Store;
+use crate::sql::records::select;
+
+/// Which entries are meant: those of which everything that is said is true.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditFilter {
+    /// `requeue`, `discard`, `pause`, …
+    pub action: Option<String>,
+    /// Part of who did it, in any case.
+    pub actor: Option<String>,
+    /// Those of then or later.
+    pub since: Option<Timestamp>,
+    /// Those of before.
+    pub until: Option<Timestamp>,
+}
+
+/// Where an entry is in the list: its time, and its key.
+pub type AuditPlace = (Timestamp, String);
+
+/// Something that was done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Audited {
+    /// When.
+    pub at: Timestamp,
+    /// What: `requeue`, `discard`, `reject`, `read`, `replay`, `pause`, …
+    pub action: String,
+    /// By whom.
+    pub actor: String,
+    /// Through what, if that is known: `http`, `cli`, or `relay`.
+    pub via: Option<String>,
+    /// What for.
+    pub why: Option<String>,
+    /// With which event, if it was one.
+    pub event_id: Option<Uuid>,
+    /// Its aggregate, as `TYPE:ID`, if that is known.
+    pub aggregate: Option<String>,
+    /// Of which consumer, or with which.
+    pub consumer: Option<String>,
+    /// Why the event was a dead letter, if it was one.
+    pub reason: Option<String>,
+    #[serde(skip_serializing)]
+    key: String,
+}
+
+impl Audited {
+    /// Where it is in the list.
+    #[must_use]
+    pub fn place(&self) -> AuditPlace {
+        (self.at, self.key.clone())
+    }
+}
+
+/// Some of `entries`, the newest first. The parameters are those of [`parameters`].
+fn list(entries: &str) -> String {
+    format!(
+        "SELECT * FROM ({entries}) AS entries
+         WHERE ($1::text IS NULL OR action = $1)
+             AND ($2::text IS NULL OR position(lower($2) IN lower(actor)) > 0)
+             AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
+             AND ($5::timestamptz IS NULL OR (at, key COLLATE \"C\") < ($5, $6::text COLLATE \"C\"))
+         ORDER BY at DESC, key COLLATE \"C\" DESC LIMIT $7"
+    )
+}
+
+/// Decisions about dead letters, and replays that were asked for.
+fn of_outbox(audit: &str, replays: &str) -> String {
+    list(&format!(
+        "SELECT at, action, actor, via, why, event_id,
+             aggregate_type || ':' || aggregate_id AS aggregate, NULL::text AS consumer, reason,
+             'letter ' || to_char(id, 'FM0000000000000000000') AS key
+         FROM {audit}
+         UNION ALL
+         SELECT asked_at, 'replay', asked_by, NULL, reason, NULL, aggregate_type || ':' || aggregate_id,
+             NULL, NULL, 'replay ' || id
+         FROM {replays}"
+    ))
+}
+
+/// Decisions about dead letters, what was wanted of consumers, and how far they were to go back.
+fn of_inbox(schema: &str) -> String {
+    list(&format!(
+        "SELECT decided_at AS at, decision AS action, decided_by AS actor, NULL::text AS via,
+             reason AS why, message_id AS event_id, NULL::text AS aggregate, consumer,
+             failure AS reason, 'letter ' || to_char(id, 'FM0000000000000000000') AS key
+         FROM {schema}.inbox_decisions WHERE decision <> 'rewind'
+         UNION ALL
+         SELECT at, action, actor, via, why, NULL, NULL, consumer, NULL,
+             'control ' || to_char(id, 'FM0000000000000000000')
+         FROM {schema}.inbox_control_audit
+         UNION ALL
+         SELECT requested_at, 'rewind', requested_by, NULL, reason, NULL, NULL, consumer, NULL,
+             'rewind ' || to_char(id, 'FM0000000000000000000')
+         FROM {schema}.inbox_rewinds"
+    ))
+}
+
+/// A question about the list.
+#[derive(Debug, Clone, Default)]
+pub struct AuditQuestion {
+    /// Which entries.
+    pub filter: AuditFilter,
+    /// Only those behind it.
+    pub after: Option<AuditPlace>,
+    /// At most so many.
+    pub limit: i64,
+}
+
+impl AuditQuestion {
+    fn parameters(&self) -> [Box<dyn ToSql + Sync + Send + '_>; 7] {
+        let AuditFilter { action, actor, since, until } = &self.filter;
+        let (at, key) = self.after.as_ref().map(|it| (it.0, it.1.as_str())).unzip();
+        [
+            Box::new(action),
+            Box::new(actor),
+            Box::new(since),
+            Box::new(until),
+            Box::new(at),
+            Box::new(key),
+            Box::new(self.limit),
+        ]
+    }
+}
+
+/// What was done with dead letters and replays of the outbox, the newest first.
+///
+/// # Errors
+///
+/// If PostgreSQL refuses or cannot be reached, or the outbox is not set up.
+pub async fn outbox_audit(
+    config: &Config,
+    question: &AuditQuestion,
+) -> Result<Vec<Audited>, Error> {
+    let store = Store::brief(config, "tailpost audit").await?;
+    store.check_tables().await?;
+    let companion = |name| config.table.companion(name);
+    let sql = of_outbox(&companion("outbox_dead_letter_audit"), &companion("tailpost_replays"));
+    let parameters = question.parameters();
+    let parameters = parameters.each_ref().map(|it| &**it as &(dyn ToSql + Sync));
+    store.read("read the audit", &sql, &parameters).await
+}
+
+/// What was done with dead letters and consumers of the inbox in the schema of `outbox`.
+///
+/// # Errors
+///
+/// If the database refuses, or the inbox is not set up.
+pub async fn inbox_audit(
+    connection: &Connection,
+    outbox: &Table,
+    question: &AuditQuestion,
+) -> Result<Vec<Audited>, inbox::Error> {
+    let sql = inbox::access::as_json(&of_inbox(&outbox.quoted_schema()));
+    let parameters = question.parameters();
+    let parameters = parameters.each_ref().map(|it| &**it as &(dyn ToSql + Sync));
+    select(connection, "read the audit", &sql, &parameters).await
+}
