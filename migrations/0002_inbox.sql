@@ -58,6 +58,10 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_dead_letter (
     PRIMARY KEY (consumer, message_id)
 );
 
+-- The order in which they are listed and worked through.
+CREATE INDEX IF NOT EXISTS idx_inbox_dead_letter_dead_at
+    ON {schema}.inbox_dead_letter (dead_at, message_id, consumer);
+
 COMMENT ON COLUMN {schema}.inbox_dead_letter.headers IS 'as they travelled: an object of arrays of strings';
 COMMENT ON COLUMN {schema}.inbox_dead_letter.raw_headers IS 'the header block as it travelled, where headers cannot hold it';
 COMMENT ON COLUMN {schema}.inbox_dead_letter.stream_created_at IS 'when the stream was created: one of the same name that was created later has other messages of the same sequences';

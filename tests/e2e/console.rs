@@ -1,6 +1,7 @@
 //! `tailpost console` in a real browser.
 
 mod acted_on;
+mod many;
 mod own_port;
 mod picture;
 mod sound_pages;

@@ -148,7 +148,8 @@ pub(crate) struct Letter {
     pub(crate) occurred_at: Option<Timestamp>,
     pub(crate) dead_at: Option<Timestamp>,
     pub(crate) reason: String,
-    pub(crate) attempts: u64,
+    /// None of one that only waits for another.
+    pub(crate) attempts: Option<u64>,
     /// Later events of the aggregate wait for it.
     pub(crate) blocks: bool,
     pub(crate) blocked_by: Option<String>,
@@ -471,6 +472,12 @@ mod tests {
         let two = r#"{"shards": [{"published_total": 2}, {"published_total": 3, "shard": 1}]}"#;
         let two: RelayStatus = serde_json::from_str(two).expect("readable");
         assert_eq!(two.shards().iter().map(|it| it.published_total).sum::<u64>(), 5);
+    }
+
+    #[test]
+    fn a_letter_that_waits_for_another_has_no_attempts() {
+        let letter: Letter = serde_json::from_str(r#"{"attempts": null}"#).expect("readable");
+        assert_eq!(letter.attempts, None);
     }
 
     #[test]

@@ -89,7 +89,9 @@ fn inserted(story: &Story, trunk: &mut Vec<Step>) {
     }
     if let Some(letter) = &story.dead_letter {
         let step = Step::new(Mark::Trouble, "dead letter", letter.dead_at);
-        trunk.push(step.fact(Some(letter.reason.clone())).fact(attempts(letter.attempts)));
+        trunk.push(
+            step.fact(Some(letter.reason.clone())).fact(attempts(letter.attempts.unwrap_or(0))),
+        );
     }
 }
 
