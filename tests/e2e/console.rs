@@ -1,6 +1,7 @@
 //! `tailpost console` in a real browser.
 
 mod acted_on;
+mod behind_proxy;
 mod many;
 mod own_port;
 mod picture;

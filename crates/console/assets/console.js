@@ -81,6 +81,7 @@
     const stale = !paused && age > 5;
     state.textContent = paused ? "paused at" : stale ? `${age} s old,` : "live,";
     line.classList.toggle("stale", stale);
+    main.classList.toggle("stale", stale);
     button.hidden = false;
     button.textContent = paused ? "Resume" : "Pause";
     button.setAttribute("aria-pressed", String(paused));

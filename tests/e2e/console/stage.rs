@@ -23,6 +23,11 @@ pub(super) struct Stage {
 impl Stage {
     /// Payloads over 4 KiB become dead letters, which block their aggregate.
     pub(super) async fn new(flags: &[&str]) -> Self {
+        Self::with(flags, &[]).await
+    }
+
+    /// The same with these settings, too.
+    pub(super) async fn with(flags: &[&str], settings: &[(&str, &str)]) -> Self {
         let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
         let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
         let ports = [(); 3].map(|()| Port::reserve().expect("a free port"));
@@ -42,6 +47,7 @@ impl Stage {
         env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
         env.set("TAILPOST_METRICS__INTERVAL", "500ms");
         env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1");
+        settings.iter().for_each(|(name, value)| env.set(name, value));
         env.setup().await;
         env.ends_with(0, &["inbox", "setup"]).await;
         let service = Service::start().await;
@@ -107,6 +113,10 @@ impl Stage {
     /// Removes a token.
     pub(super) fn revoke(&self, role: &str) {
         std::fs::remove_file(self.tokens.path().join(role)).expect("remove a token");
+    }
+
+    pub(super) fn console_port(&self) -> SocketAddr {
+        self.ports[2].addr()
     }
 
     pub(super) fn relay_port(&self) -> SocketAddr {

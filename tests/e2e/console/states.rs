@@ -30,6 +30,7 @@ mod long {
         stage.inbox.wait_exit(DEADLINE).await;
         browser.wait_text(".needs", "cannot be reached").await;
         assert_eq!(browser.text(".word").await, "Working", "the relay works");
+        browser.wait_text("tr.old", "billing").await;
         browser.screenshot("inbox-away").await;
 
         stage.env.nats.kill().await.expect("kill the broker");
