@@ -97,12 +97,12 @@ async fn plays(seed: u64) {
 mod long {
     use super::*;
 
-    /// `EXAMPLES=n` plays more seeds.
+    /// `EXAMPLES=n` plays more seeds, `REPLAY_SEED=n` that one.
     // proves: G-SETUP-2, G-LOSS-9
     #[tokio::test(flavor = "multi_thread")]
     async fn whatever_others_change_of_the_table_under_load_costs_no_event() {
         let examples = std::env::var("EXAMPLES").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
-        for seed in 0..examples {
+        for seed in lab::seeds(examples) {
             plays(seed).await;
         }
     }

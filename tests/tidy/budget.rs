@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13156),
     ("outbox", 2088),
     ("pgoutput", 481),
-    ("relay", 17954),
+    ("relay", 17958),
     ("servers", 2349),
     ("tailpost", 12162),
 ];

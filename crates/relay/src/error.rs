@@ -221,6 +221,10 @@ impl Error {
                  it own the table, without FORCE ROW LEVEL SECURITY"
                     .into(),
             ),
+            Self::Migrate(_) if self.code() == Some(SqlState::LOCK_NOT_AVAILABLE) => Some(
+                "a transaction has the table locked: run `tailpost setup` again when it has ended"
+                    .into(),
+            ),
             Self::Sql { .. } | Self::Replication { .. } | Self::Migrate(_) => {
                 self.code().as_ref().and_then(sqlstate_hint)
             }
