@@ -7,7 +7,7 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
-    ("console", 5256),
+    ("console", 5267),
     ("inbox", 9181),
     ("lab", 6534),
     ("operate", 13156),
@@ -22,7 +22,7 @@ const LINES: [(&str, usize); 9] = [
 const SETTINGS: usize = 103;
 
 /// Words of `docs/`.
-const WORDS: usize = 27_018;
+const WORDS: usize = 27_033;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;

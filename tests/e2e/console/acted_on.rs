@@ -39,9 +39,12 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     assert_eq!(stored().await, [id, behind]);
     browser.reload().await;
     browser.wait_text("main", "No dead letters").await;
-    let sql =
-        format!("SELECT actor || ' ' || why FROM outbox_dead_letter_audit WHERE event_id = '{id}'");
-    assert_eq!(stage.env.query::<String>(&sql).await, "operator the note was too long");
+    let sql = format!(
+        "SELECT string_agg(concat_ws(' ', action, actor, why), ', ' ORDER BY id)
+         FROM outbox_dead_letter_audit WHERE event_id = '{id}'"
+    );
+    let done = "read operator, requeue operator the note was too long";
+    assert_eq!(stage.env.query::<String>(&sql).await, done);
     assert_eq!(browser.complaints().await, Vec::<String>::new());
 }
 

@@ -87,6 +87,10 @@ pub(crate) struct Buckets {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Retention {
+    pub(crate) last_success_at: Option<Timestamp>,
+    pub(crate) published_deleted_total: u64,
+    /// Up to when inserts have a partition; `None` if for ever.
+    pub(crate) partitions_until: Option<Timestamp>,
     pub(crate) is_overdue: bool,
     pub(crate) failure: Option<String>,
 }
