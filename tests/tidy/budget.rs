@@ -7,7 +7,7 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
-    ("console", 5267),
+    ("console", 5278),
     ("inbox", 9181),
     ("lab", 6534),
     ("operate", 13156),

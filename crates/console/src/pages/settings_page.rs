@@ -14,12 +14,20 @@ use crate::sessions::Role;
 use crate::state::operator_answers::{Configuration, Setting};
 use crate::visitor::Visitor;
 
+/// The settings of a relay or an inbox.
+struct ProcessSettings {
+    source: String,
+    version: String,
+    given: Vec<Setting>,
+    defaults: Vec<Setting>,
+}
+
 #[derive(Template)]
 #[template(path = "settings.html")]
 struct SettingsPage {
     frame: Frame,
     is_admin: bool,
-    told: Vec<(String, Configuration)>,
+    processes: Vec<ProcessSettings>,
     problems: Vec<(String, Problem)>,
 }
 
@@ -38,10 +46,14 @@ pub(crate) async fn settings(
     visitor: Visitor,
 ) -> Result<Response, Problem> {
     let is_admin = visitor.role == Role::Admin;
-    let (mut told, problems) =
+    let (told, problems) =
         app.ask_each::<Configuration>(&visitor, |_| is_admin, |_| "config".into()).await;
-    // What somebody has set comes first.
-    told.iter_mut().for_each(|(_, it)| it.settings.sort_by_key(|it| it.origin == "default"));
+    let of = |(source, told): (String, Configuration)| {
+        let is_default = |it: &Setting| it.origin == "default";
+        let (defaults, given) = told.settings.into_iter().partition(is_default);
+        ProcessSettings { source, version: told.version, given, defaults }
+    };
+    let processes = told.into_iter().map(of).collect();
     let frame = Frame::new(&app, &visitor, Place::Settings, "Settings");
-    page(&SettingsPage { frame, is_admin, told, problems })
+    page(&SettingsPage { frame, is_admin, processes, problems })
 }
