@@ -73,6 +73,7 @@ mod standby;
 mod stop;
 mod storm;
 mod strangers;
+mod subject_partitions;
 mod swapped;
 mod tableless;
 mod takeover;

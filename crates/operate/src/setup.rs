@@ -1,5 +1,6 @@
 //! Everything that must exist before a relay runs, made if it is missing.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_nats::Client;
@@ -11,7 +12,7 @@ use outbox::migrations;
 use outbox::migrations::Layout;
 use outbox::wire::subject_matches;
 use relay::access::publication::filter;
-use relay::access::stream_check::{MADE_BY, is_made_by_setup};
+use relay::access::stream_check::{MADE_BY, PARTITIONS, is_made_by_setup, recorded_partitions};
 use relay::access::{OutboxIndex, Slot, TailReader, columns, not_logged, stream_check};
 use relay::{Config, Error, MarkBy, Mode};
 use serde::Serialize;
@@ -326,8 +327,11 @@ fn is_there_already(error: &Error) -> bool {
 fn stream(config: &Config, batches: bool) -> Stream {
     let wanted = &config.stream;
     let (name, value) = MADE_BY;
+    let made_by = [(name.to_owned(), value.to_owned())].into_iter();
+    let of_several = (config.partitions > NonZeroU32::MIN)
+        .then(|| (PARTITIONS.to_owned(), config.partitions.to_string()));
     Stream {
-        metadata: [(name.into(), value.into())].into(),
+        metadata: made_by.chain(of_several).collect(),
         name: wanted.name.clone(),
         subjects: subjects(config),
         storage: StorageType::File,
@@ -376,9 +380,18 @@ async fn ensure_stream(
     };
     let mut steps = vec![SetupStep { what: format!("stream {name}"), created }];
     if batches && !info.config.allow_batch_publish && is_made_by_setup(&info.config) {
-        allow_batches(context, name).await?;
+        change(context, name, |config| config["allow_batched"] = true.into()).await?;
         info.config.allow_batch_publish = true;
         steps.push(SetupStep { what: format!("batches on stream {name}"), created: true });
+    }
+    let partitions = config.partitions.to_string();
+    let is_changed = recorded_partitions(&info.config) != partitions;
+    if is_changed && info.state.messages == 0 && is_made_by_setup(&info.config) {
+        let record = |it: &mut Value| it["metadata"][PARTITIONS] = partitions.clone().into();
+        change(context, name, record).await?;
+        info.config.metadata.insert(PARTITIONS.into(), partitions.clone());
+        let what = format!("partitions = {partitions} of stream {name}");
+        steps.push(SetupStep { what, created: true });
     }
     let mut warnings = Vec::new();
     let mut findings = stream_check::findings(config, &info.config, &version);
@@ -394,8 +407,12 @@ async fn ensure_stream(
 }
 
 /// Changes that one setting. Others may be of a newer server, and unknown here.
-async fn allow_batches(context: &Context, name: &str) -> Result<(), Error> {
-    let doing = "allow batches on the stream";
+async fn change(
+    context: &Context,
+    name: &str,
+    setting: impl FnOnce(&mut Value),
+) -> Result<(), Error> {
+    let doing = "change the stream";
     let ask = async |what, request: &Value| {
         let answer = context.request(format!("STREAM.{what}.{name}"), request).await;
         match answer.map_err(Error::jetstream(doing))? {
@@ -404,7 +421,7 @@ async fn allow_batches(context: &Context, name: &str) -> Result<(), Error> {
         }
     };
     let mut config = ask("INFO", &Value::Null).await?["config"].take();
-    config["allow_batched"] = true.into();
+    setting(&mut config);
     ask("UPDATE", &config).await.map(|_| ())
 }
 

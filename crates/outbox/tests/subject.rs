@@ -40,6 +40,21 @@ fn a_shard_has_its_number_in_its_subjects() {
 }
 
 #[test]
+fn all_events_of_an_aggregate_have_the_number_of_its_partition() {
+    let template = template("{partition}.a.{event_type}");
+    assert!(template.names_partition() && !SubjectTemplate::default().names_partition());
+    assert_eq!(template.pattern(), "*.a.*");
+    let [first, second] = ["Placed", "Paid"].map(|it| event("order", "o-2", it));
+    assert_eq!(template.render(&first).unwrap(), "0.a.Placed", "the only one there is");
+    let of_sixteen = template.of_partitions(16.try_into().unwrap());
+    assert_eq!(of_sixteen.render(&first).unwrap(), "1.a.Placed");
+    assert_eq!(of_sixteen.render(&second).unwrap(), "1.a.Paid");
+    assert_eq!(of_sixteen.patterns()[1..3], ["1.a.*", "2.a.*"]);
+    assert_eq!(of_sixteen.patterns().len(), 16);
+    assert_eq!(of_sixteen.to_string(), "{partition}.a.{event_type}");
+}
+
+#[test]
 fn patterns_overlap_if_any_subject_fits_both() {
     for (one, other, overlap) in [
         ("a.0.*", "a.1.*", false),

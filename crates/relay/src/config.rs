@@ -1,8 +1,10 @@
+mod partitioning;
 mod retention_config;
 mod rewind_config;
 mod sharding;
 mod wal_config;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use outbox::Table;
@@ -11,7 +13,7 @@ use serde::Deserialize;
 use servers::{Error, NatsTarget, PostgresTarget, check_name};
 
 pub use crate::mode::Mode;
-use crate::routing::{Route, Routing};
+use crate::routing::Route;
 use crate::shards::Shards;
 
 pub use self::retention_config::RetentionConfig;
@@ -40,6 +42,8 @@ pub struct Config {
     pub stream: StreamConfig,
     /// How the subject is made of an event that no route takes.
     pub subject: SubjectTemplate,
+    /// How many partitions divide the aggregates of a stream: fixed while it has messages.
+    pub partitions: NonZeroU32,
     /// Other subjects for some events, and which are not published. The first that takes an event
     /// decides.
     pub routes: Vec<Route>,
@@ -177,6 +181,7 @@ impl Config {
                 max_bytes: None,
             },
             subject: SubjectTemplate::default(),
+            partitions: NonZeroU32::MIN,
             routes: Vec::new(),
             cloudevents: None,
             mode: Mode::default(),
@@ -205,11 +210,6 @@ impl Config {
     #[must_use]
     pub fn needs_fence(&self) -> bool {
         self.mark.by == MarkBy::Lean
-    }
-
-    /// What decides about an event's subject.
-    pub fn routing(&self) -> Routing {
-        Routing::new(self.routes.clone(), self.subject.clone())
     }
 
     /// Checks names, and settings that must fit each other. Each by itself is within the bounds of
@@ -248,6 +248,7 @@ impl Config {
                 "must not be shorter than stream.duplicate_window",
             ));
         }
+        self.check_partitions()?;
         self.check_shards()
     }
 }
@@ -314,6 +315,14 @@ pub(crate) mod tests {
             (it.shards, it.stream.subjects) = (Shards::new(2), vec!["sales.>".into()]);
         });
         check("stream.subjects", |it| it.stream.subjects = vec!["sales.{shard}.>".into()]);
+        check("relay.subject", |it| it.partitions = 2.try_into().expect("above 0"));
+        check("relay.partitions", |it| it.subject = "x.{partition}".parse().expect("valid"));
+        check("relay.partitions", |it| it.routes = vec![route("x.{partition}")]);
+        check("relay.partitions", |it| {
+            it.partitions = 2.try_into().expect("above 0");
+            it.subject = "outbox.{partition}.{event_type}".parse().expect("valid");
+            it.routes = vec![route("x.{aggregate_type}")];
+        });
         check("relay.shards", |it| {
             it.shards = Shards::new(2);
             it.subject = "sales.{shard}{aggregate_type}".parse().expect("valid");

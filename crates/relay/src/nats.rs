@@ -11,6 +11,7 @@ mod publisher;
 mod reply_subject;
 pub mod stream_check;
 mod stream_tail;
+mod subjects;
 
 pub(crate) use attributes::Attributes;
 pub(crate) use broker_failover::{has_ended, leave_server};

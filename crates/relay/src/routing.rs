@@ -135,7 +135,7 @@ impl Routing {
         let any = Glob::any();
         let takes_all = |it: &Route| it.aggregate_type.covers(&any) && it.event_type.covers(&any);
         let otherwise = (!self.routes.iter().any(takes_all)).then_some(&self.otherwise);
-        let all = otherwise.into_iter().chain(templates).map(SubjectTemplate::pattern);
+        let all = otherwise.into_iter().chain(templates).flat_map(SubjectTemplate::patterns);
         all.fold(Vec::new(), |mut needed: Vec<String>, pattern| {
             if !needed.iter().any(|it| subject_matches(it, &pattern)) {
                 needed.retain(|it| !subject_matches(&pattern, it));

@@ -18,6 +18,7 @@ mod shown;
 mod telemetry_settings;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use outbox::wire::CloudEvents;
@@ -233,6 +234,7 @@ impl Settings {
             publication: self.postgres.publication.clone(),
             stream: self.stream_config(),
             subject: it.subject.0.clone(),
+            partitions: NonZeroU32::new(it.partitions.0).unwrap_or(NonZeroU32::MIN),
             routes: self.routes.clone(),
             cloudevents: self.cloudevents(),
             mode: it.mode.0,

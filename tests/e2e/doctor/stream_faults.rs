@@ -144,6 +144,13 @@ const FAULTS: &[Fault] = &[
     .by_hand(&[Replace(stream)])
     .after(&[Set("TAILPOST_RELAY__MODE", ""), Delete("OUTBOX"), Tailpost(&["setup"])]),
     Fault::new(
+        "stream-partitions",
+        "error",
+        &[Edit(|it| _ = it.metadata.insert("partitions".into(), "16".into()))],
+        &["set relay.partitions = 16, or stream.name to a new stream*"],
+    )
+    .by_hand(&[Edit(|it| _ = it.metadata.remove("partitions"))]),
+    Fault::new(
         "stream-counter",
         "error",
         &[Replace(|| Config { allow_message_counter: true, ..stream() })],

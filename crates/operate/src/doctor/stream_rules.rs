@@ -34,6 +34,9 @@ pub(super) const RULES: &[Rule<Seen>] = &[
         finding(it, "transform")
     }),
     rule("stream-counter", "it takes any message", |it| finding(it, "counter")),
+    rule("stream-partitions", "its partitions are those of the relay", |it| {
+        finding(it, stream_check::PARTITIONS)
+    }),
     rule("stream-batches", "it takes batches", |it| finding(it, "batches")),
     rule("stream-room", "it has room", room),
     rule("stream-message-size", "the largest row fits", message_size),
@@ -105,6 +108,9 @@ fn well(stream: &Stream, about: &str) -> String {
         "subjects" => stream.subjects.join(", "),
         "storage" => "storage = file".into(),
         "retention" => format!("retention = {:?}", stream.retention).to_lowercase(),
+        stream_check::PARTITIONS => {
+            format!("partitions = {}", stream_check::recorded_partitions(stream))
+        }
         "duplicate_window" => format!("duplicate_window = {:?}", stream.duplicate_window),
         "discard" => format!("discard = {:?}", stream.discard).to_lowercase(),
         _ => "as it should be".into(),

@@ -1,9 +1,11 @@
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write as _};
+use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use super::escape::escape_token_pieces;
 use super::headers::user_header;
+use super::partition;
 use crate::{Event, Malformed};
 
 /// The longest subject that is published. NATS itself recommends fewer than 256 bytes, and longer
@@ -15,7 +17,8 @@ const SUBJECT_BYTES_MAX: usize = 255;
 /// Fields: `{aggregate_type}`, `{aggregate_id}`, `{event_type}`, `{event_version}` and
 /// `{header:NAME}` (the empty string if the event has no such header). Each value is escaped as by
 /// [`escape_token`](super::escape_token), so it never adds a token or a wildcard. `{shard}` is the
-/// number that [`in_shard`](Self::in_shard) puts in its place, and until then 0.
+/// number that [`in_shard`](Self::in_shard) puts in its place, and until then 0. `{partition}` is the
+/// [`partition`](super::partition()) of as many as [`of_partitions`](Self::of_partitions) says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubjectTemplate {
     text: String,
@@ -27,6 +30,7 @@ enum Part {
     Literal(String),
     Field(Field),
     Shard,
+    Partition { of: NonZeroU32 },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +44,9 @@ pub(super) enum Field {
 
 /// What stands for the number of the shard.
 const SHARD: &str = "shard";
+
+/// What stands for the number of the partition.
+const PARTITION: &str = "partition";
 
 /// The number of the only shard there is, where there are not several.
 const ONLY_SHARD: &str = "0";
@@ -63,6 +70,23 @@ impl SubjectTemplate {
         Self { text: self.text.replace(&format!("{{{SHARD}}}"), &number), parts }
     }
 
+    /// Whether `{partition}` is in it.
+    #[must_use]
+    pub fn names_partition(&self) -> bool {
+        self.parts.iter().any(|it| matches!(it, Part::Partition { .. }))
+    }
+
+    /// The template of a stream with so many partitions.
+    #[must_use]
+    pub fn of_partitions(mut self, of: NonZeroU32) -> Self {
+        for part in &mut self.parts {
+            if let Part::Partition { of: number } = part {
+                *number = of;
+            }
+        }
+        self
+    }
+
     /// Makes the subject of an event.
     ///
     /// # Errors
@@ -74,6 +98,7 @@ impl SubjectTemplate {
             match part {
                 Part::Literal(literal) => subject.push_str(literal),
                 Part::Shard => subject.push_str(ONLY_SHARD),
+                Part::Partition { of } => push_partition(&mut subject, event, *of),
                 Part::Field(field) => {
                     for piece in escape_token_pieces(&field.value(event)?) {
                         subject.push_str(piece);
@@ -99,7 +124,7 @@ impl SubjectTemplate {
                 Part::Literal(literal) => pattern.push_str(literal),
                 Part::Shard => pattern.push_str(ONLY_SHARD),
                 // Neither can occur in a literal, so this marks the token unmistakably.
-                Part::Field(_) => pattern.push('*'),
+                Part::Field(_) | Part::Partition { .. } => pattern.push('*'),
             }
         }
         let tokens: Vec<&str> =
@@ -107,14 +132,30 @@ impl SubjectTemplate {
         tokens.join(".")
     }
 
+    /// As [`pattern`](Self::pattern), but one for each number of a partition that is the first token:
+    /// a stream must not take `*` there, because the broker's own subjects are among them.
+    #[must_use]
+    pub fn patterns(&self) -> Vec<String> {
+        let pattern = self.pattern();
+        match self.parts.as_slice() {
+            [Part::Partition { of }, Part::Literal(next), ..] if next.starts_with('.') => {
+                let rest = pattern.trim_start_matches('*');
+                (0..of.get()).map(|number| format!("{number}{rest}")).collect()
+            }
+            _ => vec![pattern],
+        }
+    }
+
     /// Names the longest field: the one to shorten or to leave out of the template.
     fn too_long(&self, event: &Event) -> Result<Malformed, Malformed> {
+        let mut partition = String::new();
         let mut subject_bytes = 0;
         let mut longest = (0, "the template itself".to_owned());
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => subject_bytes += literal.len(),
                 Part::Shard => subject_bytes += ONLY_SHARD.len(),
+                Part::Partition { of } => push_partition(&mut partition, event, *of),
                 Part::Field(field) => {
                     let bytes = escape_token_pieces(&field.value(event)?).map(str::len).sum();
                     subject_bytes += bytes;
@@ -125,6 +166,7 @@ impl SubjectTemplate {
             }
         }
         let (field_bytes, field) = longest;
+        let subject_bytes = subject_bytes + partition.len();
         Ok(format!(
             "the subject would be {subject_bytes} bytes long, the limit is {SUBJECT_BYTES_MAX}; \
              {field} alone takes {field_bytes} after escaping"
@@ -166,7 +208,11 @@ impl FromStr for SubjectTemplate {
                 let (name, after) = after
                     .split_once('}')
                     .ok_or(Malformed::because("the subject template has a { without }"))?;
-                parts.push(if name == SHARD { Part::Shard } else { Part::Field(name.parse()?) });
+                parts.push(match name {
+                    SHARD => Part::Shard,
+                    PARTITION => Part::Partition { of: NonZeroU32::MIN },
+                    _ => Part::Field(name.parse()?),
+                });
                 skeleton.push('x');
                 rest = after;
             }
@@ -181,6 +227,12 @@ impl FromStr for SubjectTemplate {
         }
         Ok(Self { text: text.to_owned(), parts })
     }
+}
+
+/// Without an allocation: a subject has room for it.
+fn push_partition(subject: &mut String, event: &Event, of: NonZeroU32) {
+    let number = partition(&event.aggregate_type, &event.aggregate_id, of);
+    write!(subject, "{number}").expect("a string takes any text");
 }
 
 fn check_literal(literal: &str) -> Result<(), Malformed> {
@@ -237,7 +289,7 @@ impl FromStr for Field {
 fn unknown_field(name: &str) -> Malformed {
     format!(
         "the template has an unknown field {{{name}}}; there are {{aggregate_type}}, \
-         {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}}, and in subjects {{shard}}"
+         {{aggregate_id}}, {{event_type}}, {{event_version}}, {{header:NAME}}, and in subjects {{shard}} and {{partition}}"
     )
     .into()
 }

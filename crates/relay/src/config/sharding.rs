@@ -1,5 +1,7 @@
 //! The configurations of shards: from one for all, one for each.
 
+use std::num::NonZeroU32;
+
 use outbox::wire::{SubjectTemplate, subjects_overlap};
 use servers::{Error, check_name};
 
@@ -166,7 +168,9 @@ impl Config {
 
 /// The broker would refuse the second of two streams that take the same subject.
 fn check_overlaps(shards: &[Config]) -> Result<(), Error> {
-    let subjects = |it: &Config| [it.stream.subjects.clone(), it.routing().patterns()].concat();
+    // Each number of a partition stands for all.
+    let routing = |it: &Config| Config { partitions: NonZeroU32::MIN, ..it.clone() }.routing();
+    let subjects = |it: &Config| [it.stream.subjects.clone(), routing(it).patterns()].concat();
     let subjects: Vec<_> = shards.iter().map(subjects).collect();
     for (number, one) in subjects.iter().enumerate() {
         for other in subjects.iter().skip(number + 1) {

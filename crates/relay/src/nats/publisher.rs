@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::message::OutboundMessage;
-use async_nats::{Client, Subject, Subscriber};
+use async_nats::{Client, Subscriber};
 use bytes::Bytes;
 use futures_util::{FutureExt, SinkExt, StreamExt};
 use outbox::wire::{self, Position};
@@ -21,6 +21,7 @@ use super::permission_violations::PermissionViolations;
 use super::pub_ack::{self, Answerer};
 use super::reply_subject::Replies;
 use super::stream_check::check_server;
+use super::subjects::Subjects;
 use crate::engine::{BrokerInput, LastPosition, Part, Refusal, Replayed, Send};
 use crate::error::Error;
 
@@ -66,8 +67,7 @@ const fn ours(name: &'static str) -> (&'static str, HeaderName) {
 pub(crate) struct Publisher {
     client: Client,
     replies: Replies,
-    /// Where the last message went: a batch is ended on a subject of the stream.
-    last_subject: Subject,
+    subjects: Subjects,
     /// What the headers of every message begin with.
     headers: HeaderMap,
     /// Whether messages have a `Nats-Msg-Id`; otherwise the id is in `Tailpost-Event-Id`.
@@ -118,11 +118,10 @@ impl Publisher {
             stream.parse().map_err(Error::jetstream("name the stream in a header"))?;
         let statistics = client.statistics();
         let connects = statistics.connects.load(Ordering::Relaxed);
-        let last_subject = Subject::from_static("");
         let publisher = Self {
             client,
             replies,
-            last_subject,
+            subjects: Subjects::new(),
             headers: roomy(&EXPECTED_STREAM, &stream, attributes.is_some())?,
             has_ids,
             attributes,
@@ -165,15 +164,12 @@ impl Publisher {
         if refusal.is_some() {
             return Ok(refusal);
         }
-        if self.last_subject.as_str() != send.subject {
-            self.last_subject = Subject::from(send.subject);
-        }
         let reply = match send.part {
             Some(part) => self.replies.part(part),
             None => self.replies.message(send.epoch, send.index),
         };
         let message = OutboundMessage {
-            subject: self.last_subject.clone(),
+            subject: self.subjects.of(send.subject),
             reply: Some(reply),
             payload: send.event.payload.clone(),
             headers: Some(headers),
@@ -197,7 +193,7 @@ impl Publisher {
     /// If the connection takes no message at all.
     pub(crate) fn end(&mut self, end: Part) -> Result<(), Error> {
         let message = OutboundMessage {
-            subject: self.last_subject.clone(),
+            subject: self.subjects.last(),
             reply: Some(self.replies.end(end)),
             payload: Bytes::new(),
             headers: None,

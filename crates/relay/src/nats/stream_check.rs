@@ -20,6 +20,9 @@ use crate::error::Error;
 /// What set-up writes into the metadata of a stream that it makes: it may change that one later.
 pub const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
 
+/// In the metadata of a stream: how many partitions its subjects name. One, if it is not there.
+pub const PARTITIONS: &str = "partitions";
+
 /// What a finding is about that leaves keyed mode only.
 const BATCHES: &str = "batches";
 
@@ -160,7 +163,7 @@ fn batches(config: &Config, stream: &Stream, version: &str) -> Check {
 type Check = (&'static str, bool, String, String);
 
 /// What would lose, duplicate or reorder events.
-fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
+fn losses(config: &Config, stream: &Stream) -> [Check; 10] {
     let name = &config.stream.name;
     let renamed = "set stream.name to a new stream and run `tailpost setup`";
     let anew = |what: &str| {
@@ -179,6 +182,7 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
     let uncovered: Vec<&str> =
         patterns.iter().filter(|it| !covered(it)).map(String::as_str).collect();
     [
+        partitions(config, stream),
         (
             "storage",
             stream.storage == StorageType::Memory,
@@ -228,6 +232,30 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 9] {
             "remove the sources, or set relay.mode = \"keyed\"".into(),
         ),
     ]
+}
+
+/// Whether the stream's messages are divided as the configuration says.
+fn partitions(config: &Config, stream: &Stream) -> Check {
+    let name = &config.stream.name;
+    let (wanted, recorded) = (config.partitions.to_string(), recorded_partitions(stream));
+    (
+        PARTITIONS,
+        recorded != wanted,
+        format!(
+            "relay.partitions = {wanted}, and its messages are divided into {recorded}: events of \
+             an aggregate would be in two partitions"
+        ),
+        format!(
+            "set relay.partitions = {recorded}, or stream.name to a new stream. If it has no \
+             messages: `tailpost setup`, or, if that did not make it, `nats stream edit {name} \
+             --metadata {PARTITIONS}={wanted}`"
+        ),
+    )
+}
+
+/// How many partitions a stream has.
+pub fn recorded_partitions(stream: &Stream) -> &str {
+    stream.metadata.get(PARTITIONS).map_or("1", String::as_str)
 }
 
 /// What works, and could be better.

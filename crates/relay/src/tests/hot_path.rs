@@ -32,6 +32,8 @@ const ALLOCATIONS_MAX: f64 = 22.1;
 /// What the attributes of a CloudEvent cost besides.
 const OF_ATTRIBUTES_MAX: f64 = 36.0;
 
+const SUBJECT: &str = "outbox.{aggregate_type}.{event_type}";
+
 const RELATION: u32 = 16_384;
 
 /// The outbox's columns with their types, as the publication announces them.
@@ -127,8 +129,13 @@ struct HotPath {
 }
 
 impl HotPath {
-    async fn new(client: async_nats::Client, attributes: Option<Attributes>) -> Self {
-        let subject: SubjectTemplate = "outbox.{aggregate_type}.{event_type}".parse().unwrap();
+    async fn new(
+        client: async_nats::Client,
+        subject: &str,
+        attributes: Option<Attributes>,
+    ) -> Self {
+        let subject: SubjectTemplate = subject.parse().unwrap();
+        let subject = subject.of_partitions(16.try_into().unwrap());
         let mut rows = Rows::new(Table::default(), Routing::new(Vec::new(), subject));
         let Message::Relation(relation) = Message::decode(relation()).unwrap() else { panic!() };
         rows.relation(&relation).unwrap();
@@ -198,19 +205,24 @@ impl HotPath {
 
 #[tokio::test]
 async fn an_event_costs_no_more_allocations_than_it_did() {
-    check(None, ALLOCATIONS_MAX).await;
+    check(SUBJECT, None, ALLOCATIONS_MAX).await;
+}
+
+#[tokio::test]
+async fn a_partition_costs_no_allocation() {
+    check("outbox.{partition}.{aggregate_type}.{event_type}", None, ALLOCATIONS_MAX).await;
 }
 
 /// Each attribute is a name and a value in the client's map.
 #[tokio::test]
 async fn attributes_cost_a_bounded_number_of_allocations() {
     let attributes = Attributes { names: CloudEvents::default(), epoch: Some(1) };
-    check(Some(attributes), ALLOCATIONS_MAX + OF_ATTRIBUTES_MAX).await;
+    check(SUBJECT, Some(attributes), ALLOCATIONS_MAX + OF_ATTRIBUTES_MAX).await;
 }
 
-async fn check(attributes: Option<Attributes>, most: f64) {
+async fn check(subject: &str, attributes: Option<Attributes>, most: f64) {
     let client = async_nats::connect(broker().await).await.unwrap();
-    let mut path = HotPath::new(client.clone(), attributes).await;
+    let mut path = HotPath::new(client.clone(), subject, attributes).await;
     // The first event alone, as after any start; then everything grows to the size that it keeps.
     path.transact(vec![insert(0)]);
     unconstrained(async { path.transact((1..=TRANSACTION_EVENTS).map(insert).collect()) }).await;

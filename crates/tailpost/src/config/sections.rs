@@ -72,6 +72,7 @@ pub(crate) struct StreamSettings {
 pub(crate) struct RelaySettings {
     pub(super) mode: Word<Mode>,
     pub(crate) shards: Count<1, 64>,
+    pub(crate) partitions: Count<1, 1_024>,
     pub(super) subject: Parsed<SubjectTemplate>,
     pub(super) cloudevents: Option<AttributeTemplates>,
     /// Beyond this the client would drop acknowledgements that are not read fast enough.
