@@ -1,9 +1,11 @@
 //! The servers, and on them a database and streams of their own for each round.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use async_nats::HeaderMap;
+use async_nats::jetstream::context::PublishAckFuture;
 use async_nats::jetstream::{self, stream};
 use lab::{Nats, NatsOptions, Postgres, PostgresOptions};
 use outbox::{Event, wire};
@@ -23,10 +25,21 @@ const WINDOW: usize = 1_024;
 pub(crate) struct Servers {
     pub(crate) postgres: Postgres,
     pub(crate) nats: Nats,
+    pub(crate) measured: Measured,
+}
+
+/// What is measured, and how.
+pub(crate) struct Measured {
+    /// Handlers of the HTTP phases at a time.
+    pub(crate) lanes: usize,
+    /// The program that the inbox is in; this one if it is not set.
+    pub(crate) inbox: Option<PathBuf>,
+    /// Events that come at a steady pace.
+    pub(crate) paced: u32,
 }
 
 impl Servers {
-    pub(crate) async fn start() -> Result<Self> {
+    pub(crate) async fn start(measured: Measured) -> Result<Self> {
         let options = PostgresOptions {
             fsync: true,
             // It would fall into one phase and not into another.
@@ -34,7 +47,7 @@ impl Servers {
             ..PostgresOptions::default()
         };
         let postgres = Postgres::start(options).await?;
-        Ok(Self { postgres, nats: Nats::start(NatsOptions::default()).await? })
+        Ok(Self { postgres, nats: Nats::start(NatsOptions::default()).await?, measured })
     }
 
     pub(crate) async fn conditions(&self, events: u32) -> Result<Conditions> {
@@ -111,6 +124,8 @@ pub(crate) struct BenchEnv<'a> {
     pub(crate) all: Waiting,
     /// For the service.
     pub(crate) some: Waiting,
+    /// For the service, at their times.
+    pub(crate) paced: Waiting,
 }
 
 impl<'a> BenchEnv<'a> {
@@ -121,7 +136,8 @@ impl<'a> BenchEnv<'a> {
         let jetstream = servers.nats.jetstream().await?;
         let all = store(&jetstream, format!("{name}_all"), events).await?;
         let some = store(&jetstream, format!("{name}_some"), events / HTTP_PART).await?;
-        Ok(Self { servers, database: name.to_owned(), client, jetstream, all, some })
+        let paced = create(&jetstream, format!("{name}_paced"), servers.measured.paced).await?;
+        Ok(Self { servers, database: name.to_owned(), client, jetstream, all, some, paced })
     }
 
     /// Writes down what the last phase has left to be written.
@@ -138,20 +154,37 @@ impl<'a> BenchEnv<'a> {
         Ok((info.ack_floor.stream_sequence, pending))
     }
 
-    /// Checks that a consumer has the record of each event, with these words in each.
-    pub(crate) async fn check(&self, consumer: &str, events: u32) -> Result<()> {
+    /// Checks that a consumer has the record of each event of a stream.
+    pub(crate) async fn check(&self, stream: &str, consumer: &str, events: u32) -> Result<()> {
         let sql = "SELECT count(*), count(*) FILTER (WHERE status = 'PROCESSED' AND attempts = 1)
-                   FROM inbox_messages WHERE consumer = $1";
-        let row = self.client.query_one(sql, &[&consumer]).await.context("count the records")?;
+                   FROM inbox_messages WHERE consumer = $1 AND stream = $2";
+        let row =
+            self.client.query_one(sql, &[&consumer, &stream]).await.context("count the records")?;
         let counted: (i64, i64) = (row.get(0), row.get(1));
         let expected = (events.into(), events.into());
         ensure!(counted == expected, "{consumer}: {counted:?} of {events} events are handled");
         Ok(())
     }
 
+    /// Stores the paced events, and says when each was due. What is late is stored at once.
+    pub(crate) async fn store_at_pace(&self, per_second: u32) -> Result<Vec<Instant>> {
+        let (began, subject) = (Instant::now(), subject_of(&self.paced.stream));
+        let (mut due, mut acks) = (Vec::new(), Vec::new());
+        for (n, event) in (0_u32..).zip(&self.paced.events) {
+            let at = began + Duration::from_secs_f64(f64::from(n) / f64::from(per_second));
+            tokio::time::sleep_until(at.into()).await;
+            due.push(at);
+            acks.push(publish(&self.jetstream, &subject, event).await?);
+        }
+        for ack in acks {
+            ack.await.context("store an event")?;
+        }
+        Ok(due)
+    }
+
     /// Removes what would burden the next environment.
     pub(crate) async fn tear_down(self) -> Result<()> {
-        for waiting in [&self.all, &self.some] {
+        for waiting in [&self.all, &self.some, &self.paced] {
             self.jetstream.delete_stream(&waiting.stream).await?;
         }
         drop(self.client);
@@ -161,7 +194,23 @@ impl<'a> BenchEnv<'a> {
     }
 }
 
-async fn store(jetstream: &jetstream::Context, stream: String, events: u32) -> Result<Waiting> {
+fn subject_of(stream: &str) -> String {
+    format!("{stream}.order.OrderPlaced")
+}
+
+async fn publish(
+    jetstream: &jetstream::Context,
+    subject: &str,
+    event: &Event,
+) -> Result<PublishAckFuture> {
+    let mut headers = HeaderMap::new();
+    wire::event_headers(event, |name, value| headers.append(name, value))?;
+    let payload = event.payload.clone();
+    Ok(jetstream.publish_with_headers(subject.to_owned(), headers, payload).await?)
+}
+
+/// A stream without any of these events.
+async fn create(jetstream: &jetstream::Context, stream: String, events: u32) -> Result<Waiting> {
     let config = stream::Config {
         name: stream.clone(),
         subjects: vec![format!("{stream}.>")],
@@ -169,20 +218,22 @@ async fn store(jetstream: &jetstream::Context, stream: String, events: u32) -> R
     };
     jetstream.create_stream(config).await.context("create a stream")?;
     let events: Vec<Event> = (0..events).map(event).collect::<Result<_, _>>()?;
-    let subject = format!("{stream}.order.OrderPlaced");
-    for events in events.chunks(WINDOW) {
+    Ok(Waiting { stream, events })
+}
+
+async fn store(jetstream: &jetstream::Context, stream: String, events: u32) -> Result<Waiting> {
+    let waiting = create(jetstream, stream, events).await?;
+    let subject = subject_of(&waiting.stream);
+    for events in waiting.events.chunks(WINDOW) {
         let mut acks = Vec::with_capacity(events.len());
         for event in events {
-            let mut headers = HeaderMap::new();
-            wire::event_headers(event, |name, value| headers.append(name, value))?;
-            let payload = event.payload.clone();
-            acks.push(jetstream.publish_with_headers(subject.clone(), headers, payload).await?);
+            acks.push(publish(jetstream, &subject, event).await?);
         }
         for ack in acks {
             ack.await.context("store an event")?;
         }
     }
-    Ok(Waiting { stream, events })
+    Ok(waiting)
 }
 
 /// The `n`-th event of a run.

@@ -65,7 +65,7 @@ async fn drain(env: &BenchEnv<'_>, waiting: &Waiting, mode: Mode, handler: &str)
         peak_resident_bytes: worker.peak_resident_bytes()?,
     };
     worker.stop().await?;
-    env.check(consumer, count).await?;
+    env.check(&waiting.stream, consumer, count).await?;
     Ok(drain)
 }
 

@@ -49,7 +49,7 @@ pub(crate) async fn insert(env: &BenchEnv<'_>) -> Result<Cost> {
     let loops = env.all.events.chunks(share).map(|events| insert_all(env, events));
     try_join_all(loops).await?;
     let cost = meter.cost(count)?;
-    env.check(BARE, count).await?;
+    env.check(&env.all.stream, BARE, count).await?;
     Ok(cost)
 }
 

@@ -1,9 +1,9 @@
 //! Measures the inbox beside its limits, on throw-away servers.
 //!
-//! Every round stores events in streams of its own and takes them four times: with a bare pull
+//! Every round stores events in streams of its own and takes them: with a bare pull
 //! consumer, with an inbox whose transactional handler does nothing, and with one that calls an HTTP
-//! service; the fourth writes the same records without any stream. The order of the four changes
-//! from round to round. `benches/README.md` says what each figure means.
+//! service; the fourth writes the same records without any stream. A fifth phase stores events at a
+//! steady pace while an inbox calls the service. The order changes from round to round. `benches/README.md` says what each figure means.
 
 // What both benchmarks measure in the same way.
 mod bench_env;
@@ -12,6 +12,7 @@ mod bench_env;
 mod cpu;
 mod drain;
 mod limits;
+mod paced;
 mod report;
 mod worker;
 
@@ -20,13 +21,17 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use crate::bench_env::{BenchEnv, Servers};
+use crate::bench_env::{BenchEnv, Measured, Servers};
 use crate::report::{Report, Round};
 use crate::worker::Mode;
 
 const EVENTS: u32 = 100_000;
 const ROUNDS: u32 = 3;
 const QUICK_EVENTS: u32 = 10_000;
+
+/// Events that come at a steady pace.
+const PACED_EVENTS: u32 = 5_000;
+const QUICK_PACED_EVENTS: u32 = 1_000;
 
 /// The HTTP phase gets one in so many of the events: it takes longer for each.
 const HTTP_PART: u32 = 5;
@@ -47,6 +52,12 @@ struct Cli {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Handlers of the HTTP phases at a time
+    #[arg(long, default_value_t = worker::HTTP_LANES)]
+    lanes: usize,
+    /// Measure the inbox of another build of this program
+    #[arg(long, hide = true)]
+    inbox: Option<std::path::PathBuf>,
     /// Be the inbox that is measured
     #[arg(long, hide = true)]
     worker: Option<Mode>,
@@ -58,9 +69,11 @@ enum Phase {
     Insert,
     Transactional,
     Http,
+    Paced,
 }
 
-const PHASES: [Phase; 4] = [Phase::Consumer, Phase::Insert, Phase::Transactional, Phase::Http];
+const PHASES: [Phase; 5] =
+    [Phase::Consumer, Phase::Insert, Phase::Transactional, Phase::Http, Phase::Paced];
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -70,7 +83,8 @@ async fn main() -> Result<()> {
     }
     let (events, rounds) = if cli.quick { (QUICK_EVENTS, 1) } else { (EVENTS, ROUNDS) };
     let (events, rounds) = (cli.events.unwrap_or(events), cli.rounds.unwrap_or(rounds));
-    let servers = Servers::start().await?;
+    let paced = if cli.quick { QUICK_PACED_EVENTS } else { PACED_EVENTS };
+    let servers = Servers::start(Measured { lanes: cli.lanes, inbox: cli.inbox, paced }).await?;
     let conditions = servers.conditions(events).await?;
     let mut done = Vec::new();
     for number in 0..rounds {
@@ -87,7 +101,8 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
     let env = BenchEnv::set_up(servers, &format!("round{number}"), events).await?;
     let mut phases = PHASES;
     phases.rotate_left(number as usize % PHASES.len());
-    let (mut consumer, mut insert, mut transactional, mut http) = (None, None, None, None);
+    let (mut consumer, mut insert, mut transactional) = (None, None, None);
+    let (mut http, mut paced) = (None, None);
     for phase in phases {
         progress(&format!("round {}: {phase:?}", number + 1));
         env.checkpoint().await?;
@@ -96,6 +111,7 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
             Phase::Insert => insert = Some(limits::insert(&env).await?),
             Phase::Transactional => transactional = Some(drain::transactional(&env).await?),
             Phase::Http => http = Some(drain::http(&env).await?),
+            Phase::Paced => paced = Some(paced::http(&env).await?),
         }
     }
     env.tear_down().await?;
@@ -105,6 +121,7 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
         insert: insert.context(every)?,
         transactional: transactional.context(every)?,
         http: http.context(every)?,
+        paced: paced.context(every)?,
     })
 }
 

@@ -36,6 +36,13 @@ pub(crate) struct Drain {
     pub(crate) peak_resident_bytes: u64,
 }
 
+/// How long events took that came at a steady pace.
+#[derive(Debug)]
+pub(crate) struct Latency {
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
 /// All phases over the same events.
 #[derive(Debug)]
 pub(crate) struct Round {
@@ -43,6 +50,7 @@ pub(crate) struct Round {
     pub(crate) insert: Cost,
     pub(crate) transactional: Drain,
     pub(crate) http: Drain,
+    pub(crate) paced: Latency,
 }
 
 impl Round {
@@ -61,7 +69,7 @@ struct Figure {
 
 const MIB: f64 = (1 << 20) as f64;
 
-static FIGURES: [Figure; 16] = [
+static FIGURES: [Figure; 18] = [
     figure("consumer_per_second", "bare pull consumer, events/s", 0, |it| {
         it.consumer.events_per_second
     }),
@@ -78,6 +86,8 @@ static FIGURES: [Figure; 16] = [
     figure("http_ratio", "  HTTP / slower limit", 2, |it| {
         it.http.cost.events_per_second / it.slower_limit()
     }),
+    figure("paced_p50_ms", "HTTP at 500/s, stored to called, p50 in ms", 2, |it| it.paced.p50_ms),
+    figure("paced_p99_ms", "  the same, p99 in ms", 2, |it| it.paced.p99_ms),
     figure("transactional_us", "CPU of the inbox, transactional, us/event", 1, |it| {
         it.transactional.inbox_us_per_event
     }),

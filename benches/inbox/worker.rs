@@ -15,7 +15,7 @@ use crate::bench_env::{BenchEnv, Waiting};
 use crate::cpu;
 
 /// As `tailpost inbox run` has them by default.
-const HTTP_LANES: usize = 16;
+pub(crate) const HTTP_LANES: usize = 16;
 const HTTP_TIMEOUT: Duration = Duration::from_secs(20);
 
 const STOP_MAX: Duration = Duration::from_secs(60);
@@ -51,12 +51,14 @@ impl Worker {
         mode: Mode,
         handler: &str,
     ) -> Result<Self> {
-        let program = std::env::current_exe().context("find this program")?;
+        let this = std::env::current_exe().context("find this program")?;
+        let program = env.servers.measured.inbox.clone().unwrap_or(this);
         let variables = [
             ("DATABASE_URL", env.servers.postgres.url(&env.database)),
             ("NATS_URL", env.servers.nats.url()),
             ("STREAM", waiting.stream.clone()),
             ("HANDLER", handler.to_owned()),
+            ("LANES", env.servers.measured.lanes.to_string()),
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value));
         let process = Process::start(&program, &["--worker", mode.consumer()], &variables)?;
@@ -119,7 +121,8 @@ pub(crate) async fn run(mode: Mode) -> Result<()> {
             let url = setting("HANDLER")?;
             let options = HttpOptions::new(url, HTTP_TIMEOUT);
             let handler = HttpHandler::new(options)?;
-            Box::pin(builder.lanes(HTTP_LANES).leased(handler).run(stop)).await?
+            let lanes = setting("LANES")?.parse().context("LANES is no number")?;
+            Box::pin(builder.lanes(lanes).leased(handler).run(stop)).await?
         }
     };
     Ok(())
