@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, watch};
 use crate::engine::Delivered;
 
 /// Deliveries on their way; beyond, whoever brings more waits.
-const FED_MAX: usize = 64;
+const FED_MAX: usize = 256;
 
 /// What a session takes deliveries from.
 pub(crate) struct Intake {

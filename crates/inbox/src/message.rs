@@ -6,7 +6,6 @@ use async_nats::jetstream::stream::Stream;
 use async_nats::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use outbox::wire::{Position, TraceId};
 use outbox::{Event, wire};
 use uuid::Uuid;
@@ -19,8 +18,8 @@ use crate::record::{Key, truncated};
 /// Clocks of producers may be ahead by less.
 const AHEAD_MAX: Duration = Duration::from_hours(48);
 
-/// The year before which PostgreSQL keeps no time.
-const FIRST_YEAR: i16 = -4712;
+/// The year -4712. PostgreSQL keeps no time before it.
+const FIRST_TIME: Timestamp = Timestamp::constant(-210_863_520_000, 0);
 
 /// Which stream. One that is deleted and created again under its name has other messages of the
 /// same sequences.
@@ -212,7 +211,7 @@ fn recordable(event: Event, subject: &str, stored_at: Timestamp) -> Result<Event
         return Err("its subject has a NUL character".into());
     }
     let time = event.occurred_at;
-    if time.to_zoned(TimeZone::UTC).year() < FIRST_YEAR {
+    if time < FIRST_TIME {
         return Err(format!("its time {time} is earlier than PostgreSQL can keep"));
     }
     if stored_at.checked_add(AHEAD_MAX).is_ok_and(|latest| time > latest) {
@@ -308,12 +307,18 @@ mod tests {
 
     #[test]
     fn a_time_that_cannot_be_kept_makes_no_event() {
-        for time in ["-009999-01-02T01:59:59Z", "9999-12-30T22:00:00Z", "2026-01-05T00:00:00Z"] {
+        let early = ["-009999-01-02T01:59:59Z", "-004713-12-31T23:59:59Z"];
+        for time in early.into_iter().chain(["9999-12-30T22:00:00Z", "2026-01-05T00:00:00Z"]) {
             let message = event_at(time);
             assert!(message.event.is_err(), "{time}");
             assert_eq!(message.key.event_time.to_string(), "2026-01-02T03:04:06Z");
         }
-        for time in ["-000044-03-15T12:00:00Z", "1066-10-14T09:00:00Z", "2026-01-03T00:00:00Z"] {
+        for time in [
+            "-004712-01-01T00:00:00Z",
+            "-000044-03-15T12:00:00Z",
+            "1066-10-14T09:00:00Z",
+            "2026-01-03T00:00:00Z",
+        ] {
             assert!(event_at(time).event.is_ok(), "{time}");
         }
     }

@@ -37,6 +37,7 @@ pub(super) fn request(
     *request.method_mut() = Method::POST;
     *request.uri_mut() = url.clone();
     let headers = request.headers_mut();
+    headers.reserve(24); // as many as there are, mostly
     // Ours come last and win.
     pass_on(delivery.headers, headers);
     let body = body(form, delivery, headers)?;

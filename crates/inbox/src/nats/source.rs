@@ -23,10 +23,11 @@ use std::time::{Duration, Instant};
 use async_nats::Client;
 use async_nats::jetstream::consumer::{self, pull};
 use async_nats::jetstream::stream::Stream;
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -283,21 +284,23 @@ impl Source {
     }
 
     async fn pull(&mut self, max: usize, connects: u64, feed: &mut Feed) -> Result<Pulled, Error> {
-        let request = self.consumer.batch().expires(PULL_EXPIRES);
-        let max = if self.oversized { 1 } else { max };
-        let request = if std::mem::take(&mut self.oversized) {
-            request.max_messages(max)
-        } else {
-            request.max_messages(max).max_bytes(PULLED_BYTES_MAX)
-        };
+        let is_large = std::mem::take(&mut self.oversized);
+        let (max, bytes) = if is_large { (1, 0) } else { (max, PULLED_BYTES_MAX) };
+        let request = self.consumer.batch().expires(PULL_EXPIRES).max_messages(max);
+        let request = request.max_bytes(bytes); // 0 is no limit
         let (began, mut received) = (Instant::now(), 0);
         let mut messages = request.messages().await.map_err(Error::jetstream(PULLING))?;
         loop {
-            let next = tokio::time::timeout(PULL_EXPIRES + READ_DEADLINE, messages.next());
-            let next = tokio::select! {
-                biased;
-                next = next => next.map_err(Error::jetstream(PULLING))?,
-                () = reconnects::beyond(&self.nats, connects) => return Ok(Pulled::All),
+            // Of many messages most are there already: no timers for each.
+            let next = match messages.next().now_or_never() {
+                Some(next) => next,
+                None => tokio::select! {
+                    biased;
+                    next = timeout(PULL_EXPIRES + READ_DEADLINE, messages.next()) => {
+                        next.map_err(Error::jetstream(PULLING))?
+                    }
+                    () = reconnects::beyond(&self.nats, connects) => return Ok(Pulled::All),
+                },
             };
             let Some(message) = next else { break };
             let message = match message {
