@@ -17,7 +17,7 @@ pub struct Config {
     pub filter_subjects: Vec<String>,
     /// How many handlers run at a time.
     pub lanes: usize,
-    /// The most events that share a transaction.
+    /// The most events that share a transaction of a transactional inbox.
     pub batch: usize,
     /// How long an event belongs to a worker that gives no sign of life.
     pub lease: Duration,

@@ -14,13 +14,13 @@ mod consumer_simulation;
 mod halving;
 mod lanes;
 mod redrive_schedule;
-mod report;
+pub(crate) mod report;
 mod retry;
 mod role_lease;
 #[cfg(test)]
 mod role_simulation;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 
 pub use backoff::Backoff;
 pub(crate) use breaker::{Trouble, TroubleKind};
@@ -28,6 +28,8 @@ pub(crate) use capacity::{Full, LEFT_MAX};
 pub(crate) use consumer_effect::{Effect, Notice, Pause};
 pub(crate) use consumer_engine::{ConsumerEngine, ConsumerStart, Surroundings};
 pub(crate) use halving::Halving;
+#[cfg(test)]
+pub(crate) use lanes::Lanes;
 pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
 pub(crate) use report::Report;

@@ -195,8 +195,8 @@ settings! {
     ///
     /// A transactional inbox has a connection for each; a leased one needs three in all.
     lanes: usize,
-    /// The most events that share a transaction, or a statement on the records: 64. An event that
-    /// fails undoes its transaction, so while many do, fewer share one.
+    /// The most events that share a transaction of a transactional inbox: 64. An event that fails
+    /// undoes its transaction, so while many do, fewer share one.
     batch: usize,
     /// How long an event belongs to a worker that gives no sign of life: 30 s.
     lease: Duration,
@@ -272,7 +272,7 @@ impl<H: LeasedHandler> Inbox<Leased<H>> {
     /// Only what waiting does not mend; a database or broker that is away is waited for.
     pub async fn run(self, shutdown: CancellationToken) -> Result<Summary, Error> {
         let Self { mode: Leased(handler), settings, status } = self;
-        let (recorder, ended) = mpsc::channel(settings.config.lanes.max(1));
+        let (recorder, ended) = mpsc::channel(leased::GROUP_MAX);
         let mut ended = Some(ended);
         let mut writer = JoinSet::new();
         let work = |context: &Arc<_>| {

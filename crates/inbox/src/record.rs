@@ -64,6 +64,15 @@ impl Cause {
     }
 }
 
+/// How a claim ends: the event is processed; or the attempt failed, and another one is due after the
+/// delay; or it is as if it had never been made, and the attempt does not count.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End<'a> {
+    Processed { outcome: Option<&'a str> },
+    Failed { reason: &'a str, delay: Duration },
+    GivenBack,
+}
+
 /// A claimed record, and the token that says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {

@@ -36,43 +36,49 @@ pub struct Status {
     pub went_back_at: Option<Timestamp>,
 }
 
-/// What claims found. New events that share a transaction are not claimed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Claims {
-    /// The event was free.
-    pub claimed: u64,
-    /// The same, and an earlier attempt has no end: its worker died, or lost its lease.
-    pub reclaimed: u64,
-    /// Another worker has the event.
-    pub leased: u64,
-    /// The event has had its effect, or is a dead letter.
-    pub resolved: u64,
-    /// The event failed, and is due later.
-    pub early: u64,
-    /// Three attempts have no end: the event becomes a dead letter.
-    pub crashed: u64,
-    /// The event is older than what is remembered: it becomes a dead letter.
-    pub forgotten: u64,
-    /// The record changed at the same moment.
-    pub contended: u64,
+/// A struct of numbers in an order that [`crate::tally`] counts them in.
+macro_rules! counts {
+    ($(#[$of:meta])* $name:ident, $by:ident -> $many:literal, { $($(#[$doc:meta])* $field:ident,)* }) => {
+        $(#[$of])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl $name {
+            pub(crate) fn of([$($field),*]: [u64; $many]) -> Self {
+                Self { $($field),* }
+            }
+
+            /// Each number by its name.
+            #[must_use]
+            pub fn $by(&self) -> [(&'static str, u64); $many] {
+                [$((stringify!($field), self.$field)),*]
+            }
+        }
+    };
 }
 
-impl Claims {
-    /// Each result by its name.
-    #[must_use]
-    pub fn by_result(&self) -> [(&'static str, u64); 8] {
-        [
-            ("claimed", self.claimed),
-            ("reclaimed", self.reclaimed),
-            ("leased", self.leased),
-            ("resolved", self.resolved),
-            ("early", self.early),
-            ("crashed", self.crashed),
-            ("forgotten", self.forgotten),
-            ("contended", self.contended),
-        ]
-    }
-}
+counts! {
+/// What claims found. New events that share a transaction are not claimed.
+Claims, by_result -> 8, {
+    /// The event was free.
+    claimed,
+    /// The same, and an earlier attempt has no end: its worker died, or lost its lease.
+    reclaimed,
+    /// Another worker has the event.
+    leased,
+    /// The event has had its effect, or is a dead letter.
+    resolved,
+    /// The event failed, and is due later.
+    early,
+    /// Three attempts have no end: the event becomes a dead letter.
+    crashed,
+    /// The event is older than what is remembered: it becomes a dead letter.
+    forgotten,
+    /// The record changed at the same moment.
+    contended,
+}}
 
 /// What became of leases on events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -83,40 +89,24 @@ pub struct LeaseCounts {
     pub lost: u64,
 }
 
+counts! {
 /// Dead letters by why.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct DeadLetterCounts {
+DeadLetterCounts, by_reason -> 7, {
     /// The handler said so.
-    pub dead: u64,
+    dead,
     /// The last attempt failed.
-    pub max_attempts: u64,
+    max_attempts,
     /// Attempts began and did not end.
-    pub crashes: u64,
+    crashes,
     /// The message is no event.
-    pub unreadable: u64,
+    unreadable,
     /// The event is older than what is remembered.
-    pub forgotten: u64,
+    forgotten,
     /// The database refuses its record.
-    pub unrecordable: u64,
+    unrecordable,
     /// The stream has the event no more.
-    pub gone: u64,
-}
-
-impl DeadLetterCounts {
-    /// Each cause by its name.
-    #[must_use]
-    pub fn by_reason(&self) -> [(&'static str, u64); 7] {
-        [
-            ("dead", self.dead),
-            ("max_attempts", self.max_attempts),
-            ("crashes", self.crashes),
-            ("unreadable", self.unreadable),
-            ("forgotten", self.forgotten),
-            ("unrecordable", self.unrecordable),
-            ("gone", self.gone),
-        ]
-    }
-}
+    gone,
+}}
 
 /// Whether events are handed to the handler.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]

@@ -74,9 +74,7 @@ impl Tally {
     }
 
     pub(crate) fn claims(&self) -> Claims {
-        let [claimed, reclaimed, leased, resolved, early, crashed, forgotten, contended] =
-            self.claims.each_ref().map(read);
-        Claims { claimed, reclaimed, leased, resolved, early, crashed, forgotten, contended }
+        Claims::of(self.claims.each_ref().map(read))
     }
 
     pub(crate) fn leases(&self) -> LeaseCounts {
@@ -84,16 +82,7 @@ impl Tally {
     }
 
     pub(crate) fn dead_letters(&self) -> DeadLetterCounts {
-        let of = |cause: Cause| read(&self.dead_letters[cause as usize]);
-        DeadLetterCounts {
-            dead: of(Cause::Dead),
-            max_attempts: of(Cause::MaxAttempts),
-            crashes: of(Cause::Crashes),
-            unreadable: of(Cause::Unreadable),
-            forgotten: of(Cause::Forgotten),
-            unrecordable: of(Cause::Unrecordable),
-            gone: of(Cause::Gone),
-        }
+        DeadLetterCounts::of(self.dead_letters.each_ref().map(read))
     }
 }
 

@@ -124,7 +124,7 @@ impl Breaker {
         let leave = self.leave(now);
         let mut taken = match leave {
             Leave::Nothing => return Vec::new(),
-            Leave::All if self.trial.is_some() => Vec::new(),
+            Leave::All if self.trial.is_some() || self.suspects.is_empty() => Vec::new(),
             Leave::All => lanes.take(one, |id| self.suspects.contains_key(&id)),
             Leave::Probe | Leave::OtherProbe => lanes.take(one, |id| self.is_other(id)),
         };
@@ -147,6 +147,15 @@ impl Breaker {
         }
         taken.iter().for_each(|item| self.started(item.id()));
         taken
+    }
+
+    /// Whether an event that was taken may still be handed to the handler.
+    pub(crate) fn may_begin(&self, id: MessageId) -> bool {
+        match self.phase {
+            Phase::Closed => true,
+            Phase::Open { .. } => false,
+            Phase::HalfOpen { probe } => probe == id,
+        }
     }
 
     fn leave(&self, now: Instant) -> Leave {

@@ -5,13 +5,19 @@ use async_nats::Subject;
 use super::breaker::TroubleKind;
 use super::capacity::Full;
 use super::lanes::{Item, Load};
+use crate::message::MessageId;
 
 /// What is to be done outside. Replies that are lost on their way do no harm: the broker delivers
 /// again, and the event is known.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    /// Hands events to the handler, as one job. Each is reported.
+    /// Begins a job: hands events that share a transaction to the handler, or claims them as one
+    /// group. Each is reported.
     Start(Vec<Item>),
+    /// Hands what is claimed to the handlers.
+    Handle(Vec<MessageId>),
+    /// Gives claims back: no handler gets these.
+    Withdraw(Vec<MessageId>),
     /// Acknowledges an event that is resolved.
     Acknowledge(Subject),
     /// Keeps what is held from being delivered again.
@@ -34,34 +40,21 @@ pub(crate) enum Effect {
     End,
 }
 
-/// What operators are told.
+/// What operators are told. It is one of them who holds and releases a consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
     TookOver,
-    BreakerOpen {
-        reason: String,
-    },
+    BreakerOpen { reason: String },
     BreakerClosed,
     BreakerReset,
-    /// By an operator.
     Held,
     Released,
-    Convicted {
-        stream_seq: u64,
-        reason: String,
-    },
-    Full {
-        full: Full,
-        left: usize,
-    },
+    Convicted { stream_seq: u64, reason: String },
+    Full { full: Full, left: usize },
     LeftInStream,
     NothingLeft,
-    EndingHandlers {
-        busy: usize,
-    },
-    LeftHandlers {
-        busy: usize,
-    },
+    EndingHandlers { busy: usize },
+    LeftHandlers { busy: usize },
 }
 
 /// Why nothing is started, or only probes are, or nothing is taken in.

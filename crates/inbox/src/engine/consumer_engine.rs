@@ -4,6 +4,7 @@
 //! ```text
 //!   source, redrive ──▶ delivered() ──▶ ┌────────┐
 //!   jobs            ──▶ reported()  ──▶ │ Engine │ ──▶ next_effect()
+//!   claims          ──▶ claimed()   ──▶ │        │
 //!   role, servers   ──▶ look()      ──▶ │        │ ──▶ status()
 //!   time            ──▶ turn()      ──▶ └────────┘ ──▶ next_due()
 //! ```
@@ -21,6 +22,7 @@
 
 mod consumer_holds;
 mod consumer_status;
+mod groups;
 mod leaving;
 #[cfg(test)]
 mod tests;
@@ -31,6 +33,7 @@ use std::time::{Duration, Instant};
 use async_nats::Subject;
 use jiff::Timestamp;
 
+use self::groups::Groups;
 use self::leaving::Leaving;
 use super::backoff::Backoff;
 use super::breaker::{Breaker, Convicted, Trouble};
@@ -122,6 +125,8 @@ pub(crate) struct ConsumerEngine {
     batch: usize,
     /// Jobs that have not ended.
     jobs: usize,
+    /// What is claimed, where events do not share.
+    groups: Groups,
     /// Deliveries that are asked for.
     requested: usize,
     /// More deliveries may come.
@@ -146,6 +151,7 @@ impl ConsumerEngine {
             next_probe_at: None,
             batch: start.batch,
             jobs: 0,
+            groups: Groups::new(start.lanes),
             requested: 0,
             is_fed: true,
             in_progress_at: now,
@@ -187,6 +193,7 @@ impl ConsumerEngine {
         match self.phase {
             Phase::Running => {
                 self.start(now);
+                self.hand_over(now);
                 self.leave(now);
                 let is_open = self.hindrance(now).is_none();
                 self.request(if is_open { self.capacity.room(&self.lanes) } else { 0 });
@@ -195,21 +202,21 @@ impl ConsumerEngine {
                 self.tell(Notice::EndingHandlers { busy: self.lanes.busy() });
                 self.effects.push_back(Effect::AbandonAll);
                 self.phase = Phase::Abandoning { until: now + ABANDON_DEADLINE };
-                self.give_back();
+                self.give_back(now);
             }
             Phase::Abandoning { until } if until <= now => {
                 self.tell(Notice::LeftHandlers { busy: self.lanes.busy() });
-                self.end();
+                self.end(now);
             }
             Phase::Finishing { .. } | Phase::Abandoning { .. } | Phase::Draining => {
-                self.give_back();
+                self.give_back(now);
             }
             Phase::Ended => {}
         }
         if self.in_progress_at <= now && self.phase != Phase::Ended {
             self.in_progress_at = now + (self.start.ack_wait / 3).max(PROGRESS_MIN);
             let replies: Vec<Subject> = self.lanes.replies().cloned().collect();
-            self.push_replies(replies, Effect::InProgress);
+            self.push(replies, Effect::InProgress);
         }
         self.assert_holds();
     }
@@ -262,7 +269,7 @@ impl ConsumerEngine {
         self.is_fed = false;
         match self.phase {
             Phase::Running => self.stop(now),
-            Phase::Draining => self.end(),
+            Phase::Draining => self.end(now),
             Phase::Finishing { .. } | Phase::Abandoning { .. } | Phase::Ended => {}
         }
     }
@@ -356,17 +363,27 @@ impl ConsumerEngine {
         self.jobs -= 1;
     }
 
+    /// These of a group are claimed, and wait for their handlers.
+    pub(crate) fn claimed(&mut self, now: Instant, ids: Vec<MessageId>) {
+        self.groups.claimed(ids, self.lanes.ready().next().is_some(), now);
+    }
+
+    /// No handler has the event any more, or will: its place is free.
+    pub(crate) fn left(&mut self, id: MessageId) {
+        self.groups.left(id);
+    }
+
     /// Whether reports may come.
     pub(crate) fn awaits_reports(&self) -> bool {
         !matches!(self.phase, Phase::Draining | Phase::Ended)
     }
 
     /// All jobs of a session that is to end have ended, and all that they had to say was reported.
-    pub(crate) fn reports_ended(&mut self) {
+    pub(crate) fn reports_ended(&mut self, now: Instant) {
         if self.is_fed {
             self.phase = Phase::Draining;
         } else {
-            self.end();
+            self.end(now);
         }
     }
 
@@ -385,8 +402,8 @@ impl ConsumerEngine {
         self.phase != Phase::Running
     }
 
-    fn end(&mut self) {
-        self.give_back();
+    fn end(&mut self, now: Instant) {
+        self.give_back(now);
         self.phase = Phase::Ended;
         self.effects.push_back(Effect::End);
     }
@@ -399,19 +416,34 @@ impl ConsumerEngine {
         }
         let ConsumerStart { shares, lanes, .. } = self.start;
         loop {
-            let busy = if shares { self.jobs } else { self.lanes.busy() };
-            let free = lanes.saturating_sub(busy);
-            let share = self.lanes.held().div_ceil(lanes).max(SHARE_MIN);
-            let most = if shares { share.min(self.batch) } else { free };
-            let most = if free == 0 { 0 } else { most };
+            let most = if !shares {
+                self.groups.room(self.lanes.busy())
+            } else if self.jobs < lanes {
+                self.lanes.held().div_ceil(lanes).max(SHARE_MIN).min(self.batch)
+            } else {
+                0
+            };
             let items = self.breaker.take(&mut self.lanes, most, now);
             if items.is_empty() {
-                self.leaving.starved = free > 0;
+                self.leaving.starved = most > 0;
                 return;
             }
             self.jobs += 1;
+            if !shares {
+                self.groups.begun();
+            }
             self.effects.push_back(Effect::Start(items));
         }
+    }
+
+    /// Lets handlers have what is claimed. What may not begin is given back, and costs no attempt.
+    fn hand_over(&mut self, now: Instant) {
+        let may_begin = self.phase == Phase::Running && self.hindrance(now).is_none();
+        let may_begin = |id| may_begin && self.breaker.may_begin(id);
+        let withdrawn = self.groups.withdraw(may_begin);
+        self.push(withdrawn, Effect::Withdraw);
+        let handed = self.groups.hand_over(now);
+        self.push(handed, Effect::Handle);
     }
 
     /// Why nothing is started, if it is so.
@@ -431,17 +463,18 @@ impl ConsumerEngine {
         }
     }
 
-    fn give_back(&mut self) {
+    fn give_back(&mut self, now: Instant) {
+        self.hand_over(now);
         let released = self.lanes.release();
         self.counts.released += released.len() as u64;
         let mut replies = std::mem::take(&mut self.leaving.replies);
         replies.extend(released.into_iter().flatten());
-        self.push_replies(replies, Effect::GiveBack);
+        self.push(replies, Effect::GiveBack);
     }
 
-    fn push_replies(&mut self, replies: Vec<Subject>, effect: impl FnOnce(Vec<Subject>) -> Effect) {
-        if !replies.is_empty() {
-            self.effects.push_back(effect(replies));
+    fn push<T>(&mut self, these: Vec<T>, effect: impl FnOnce(Vec<T>) -> Effect) {
+        if !these.is_empty() {
+            self.effects.push_back(effect(these));
         }
     }
 

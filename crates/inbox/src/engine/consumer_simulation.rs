@@ -7,9 +7,11 @@
 mod broker_model;
 mod feeding;
 mod handling;
+mod leases;
 mod named_schedules;
 mod process;
 mod record_model;
+mod recording;
 mod verdicts;
 
 use std::cell::RefCell;
@@ -85,6 +87,8 @@ struct Mix {
     pauses: bool,
     /// Somebody requeues dead letters.
     requeues: bool,
+    /// Commits take long, now and then.
+    slow_commits: bool,
     large: bool,
     held_max: usize,
     unacked_max: usize,
@@ -106,6 +110,7 @@ enum OfProcess {
     Begin,
     Job(u64),
     Task(u64),
+    Write,
 }
 
 /// What happens in one session.
@@ -343,14 +348,6 @@ impl World {
         self.check_ends();
     }
 
-    fn what_is_left(&self) -> String {
-        let is_left = |seq: &&u64| !self.records.is_resolved(id_of(**seq));
-        let left = self.broker.stream.iter().filter(is_left).take(9);
-        let left: Vec<_> =
-            left.map(|seq| (seq, self.nature(*seq), self.records.rows.get(&id_of(*seq)))).collect();
-        format!("{left:?}, {} unacknowledged", self.broker.unacknowledged())
-    }
-
     /// Without faults of ours each event has the end that its nature says, and after that many
     /// attempts.
     fn check_ends(&self) {
@@ -388,6 +385,7 @@ const CALM: Mix = Mix {
     stops: false,
     pauses: false,
     requeues: false,
+    slow_commits: false,
     large: false,
     held_max: 16,
     unacked_max: 1_000,
@@ -466,6 +464,7 @@ fn workers_that_die_stall_and_stop_leave_everything_to_their_successor() {
         crashes: true,
         stalls: true,
         stops: true,
+        slow_commits: true,
         ..CALM
     };
     play(&MIX);
@@ -492,6 +491,7 @@ fn whatever_goes_wrong_at_once_each_event_has_its_end_once_and_in_order() {
         stalls: true,
         stops: true,
         requeues: true,
+        slow_commits: true,
         held_max: 12,
         unacked_max: 25,
         ..CALM

@@ -19,7 +19,7 @@ use crate::message::{Message, MessageId, Origin};
 const SEEDS: u64 = 200;
 const EVENTS: u64 = 60;
 
-pub(super) fn message(seq: u64, aggregates: u64) -> Arc<Message> {
+pub(crate) fn message(seq: u64, aggregates: u64) -> Arc<Message> {
     let mut headers = HeaderMap::new();
     let aggregate = format!("o-{}", seq % aggregates);
     // Now and then an id comes twice, as it does beyond the broker's duplicate window.

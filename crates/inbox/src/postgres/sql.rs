@@ -28,10 +28,6 @@ pub(crate) const FREE: &str =
 /// Somebody may be at work on the record, and can be fenced off.
 pub(crate) const UNRESOLVED: &str = "m.status IN ('PROCESSING', 'FAILED')";
 
-/// A lease has ended, by whatever end.
-const ENDED: &str =
-    "finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL";
-
 /// The record `m` is of the letter `d`.
 pub const SAME: &str = "m.consumer = d.consumer AND m.message_id = d.message_id
     AND m.event_time = d.event_time";

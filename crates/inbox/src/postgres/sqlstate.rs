@@ -22,6 +22,13 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
     }
 }
 
+/// Whether one of several events is to blame: what is said about it, or somebody has locked its
+/// record.
+pub(crate) fn is_of_one(error: &Error) -> bool {
+    let is_locked = matches!(error, Error::Sql { source, .. } if asks_again(source));
+    is_locked || is_about_data(error)
+}
+
 /// Whether the role may not do that.
 pub(crate) fn is_forbidden(error: &Error) -> bool {
     let Error::Sql { source, .. } = error else { return false };

@@ -2,10 +2,10 @@
 //! precondition, on the database's clock; a row it does not touch is an answer, not an error.
 //!
 //! ```text
-//!             claim                    complete
+//!             claim                  end: processed
 //!   (none) ──────────▶ PROCESSING ───────────────▶ PROCESSED
-//!                       │  ▲   │ park
-//!                  fail │  │   └─────────────────▶ DEAD ◀── park (crashes, unreadable)
+//!                 end:  │  ▲   │ park
+//!               failed │  │   └─────────────────▶ DEAD ◀── park (crashes, unreadable)
 //!                       ▼  │ claim
 //!                      FAILED
 //! ```
@@ -25,7 +25,7 @@ use crate::connection::Connection;
 use crate::message::Message;
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
-use crate::record::{Cause, Claim, ClaimReply, Key};
+use crate::record::{Cause, Claim, ClaimReply, End, Key};
 
 #[cfg(test)]
 mod tests;
@@ -51,9 +51,7 @@ pub(crate) struct Statements {
     note: Statement,
     claim: Statement,
     renew: Statement,
-    complete: Statement,
-    fail: Statement,
-    release: Statement,
+    end: Statement,
     park_claimed: Statement,
     park_crashed: Statement,
     park_new: Statement,
@@ -68,8 +66,10 @@ impl Store {
         // A duplicate that another worker has at work is not waited for. Sessions are kept for long.
         client.batch_execute("SET lock_timeout = '5s'; SET idle_session_timeout = 0").await?;
         if !scope.lent {
-            // Planning anew each time takes longer than what is planned: a few keys, always.
-            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
+            // Nothing of ours keeps a record locked for longer than it takes to commit. And planning
+            // anew each time takes longer than what is planned: keys, always.
+            let sql = "SET lock_timeout = '1s'; SET plan_cache_mode = force_generic_plan";
+            client.batch_execute(sql).await?;
         }
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
         let pid = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
@@ -111,9 +111,7 @@ impl Statements {
             note: prepare(complete::note_outcomes(schema)).await?,
             claim: prepare(claim::claim_events(schema, free)).await?,
             renew: prepare(renew::extend_leases(schema)).await?,
-            complete: prepare(complete::complete_claims(schema)).await?,
-            fail: prepare(complete::fail_claims(schema)).await?,
-            release: prepare(renew::release_claims(schema)).await?,
+            end: prepare(complete::end_claims(schema)).await?,
             park_claimed: prepare(park::park_claimed(schema)).await?,
             park_crashed: prepare(park::park_crashed(schema, free)).await?,
             park_new: prepare(park::park_new(schema)).await?,
@@ -131,7 +129,7 @@ impl Statements {
         role: Uuid,
         messages: &[&Message],
     ) -> Result<Vec<Uuid>> {
-        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let (ids, times, subjects, seqs) = columns_of(messages);
         let Scope { consumer, stream, owner, .. } = &self.scope;
         let rows = on
             .query(&self.record, &[consumer, &ids, &times, &subjects, &seqs, stream, owner, &role])
@@ -145,9 +143,8 @@ impl Statements {
         on: &impl GenericClient,
         outcomes: &[(Key, String)],
     ) -> Result<u64> {
-        let ids: Vec<Uuid> = outcomes.iter().map(|(key, _)| key.id).collect();
-        let times: Vec<Timestamp> = outcomes.iter().map(|(key, _)| key.event_time).collect();
-        let texts: Vec<String> = outcomes.iter().map(|(_, outcome)| storable(outcome)).collect();
+        let rows = outcomes.iter().map(|(key, text)| (key.id, key.event_time, storable(text)));
+        let (ids, times, texts): (Vec<_>, Vec<_>, Vec<_>) = rows.collect();
         on.execute(&self.note, &[&self.scope.consumer, &ids, &times, &texts]).await
     }
 
@@ -159,7 +156,7 @@ impl Statements {
         (role, token): (Uuid, Uuid),
         messages: &[&Message],
     ) -> Result<Vec<ClaimReply>> {
-        let Columns { ids, times, subjects, seqs } = Columns::of(messages);
+        let (ids, times, subjects, seqs) = columns_of(messages);
         let Scope { consumer, stream, owner, lease, .. } = &self.scope;
         let lease = lease.as_secs_f64();
         let parameters: [&(dyn ToSql + Sync); 10] =
@@ -174,49 +171,35 @@ impl Statements {
         on: &impl GenericClient,
         claims: &[Claim],
     ) -> Result<Vec<Uuid>> {
-        let (ids, times, tokens) = columns_of(claims);
+        let (ids, times, tokens) = tokens_of(claims.iter());
         let lease = self.scope.lease.as_secs_f64();
         let consumer = &self.scope.consumer;
         let rows = on.query(&self.renew, &[consumer, &ids, &times, &tokens, &lease]).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// The events have had their effect. Returns those that were still ours.
-    pub(crate) async fn complete(
+    /// Ends claims, each in its way. Returns those that were still ours.
+    pub(crate) async fn end(
         &self,
         on: &impl GenericClient,
-        claims: &[Claim],
-        outcomes: &[Option<&str>],
+        ends: &[(Claim, End<'_>)],
     ) -> Result<Vec<Uuid>> {
-        let (ids, times, tokens) = columns_of(claims);
-        let outcomes: Vec<_> = outcomes.iter().map(|it| it.map(storable)).collect();
-        let consumer = &self.scope.consumer;
-        let rows = on.query(&self.complete, &[consumer, &ids, &times, &tokens, &outcomes]).await?;
+        if ends.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (ids, times, tokens) = tokens_of(ends.iter().map(|(claim, _)| claim));
+        let columns = ends.iter().map(|(_, end)| match end {
+            End::Processed { outcome } => ("PROCESSED", outcome.map(storable), 0.0),
+            End::Failed { reason, delay } => {
+                ("FAILED", Some(storable(reason)), delay.as_secs_f64())
+            }
+            End::GivenBack => ("PROCESSING", None, 0.0),
+        });
+        let (statuses, words, delays): (Vec<_>, Vec<_>, Vec<_>) = columns.collect();
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [&self.scope.consumer, &ids, &times, &tokens, &statuses, &words, &delays];
+        let rows = on.query(&self.end, &parameters).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
-    /// The attempts failed, and are due again after the delays. Returns those still ours.
-    pub(crate) async fn fail(
-        &self,
-        on: &impl GenericClient,
-        claims: &[Claim],
-        reasons: &[&str],
-        delays: &[Duration],
-    ) -> Result<Vec<Uuid>> {
-        let (ids, times, tokens) = columns_of(claims);
-        let delays: Vec<f64> = delays.iter().map(Duration::as_secs_f64).collect();
-        let reasons: Vec<String> = reasons.iter().map(|it| storable(it)).collect();
-        let consumer = &self.scope.consumer;
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [consumer, &ids, &times, &tokens, &reasons, &delays];
-        let rows = on.query(&self.fail, &parameters).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
-    }
-
-    /// Gives claims back as if they had never been made: the attempt does not count.
-    pub(crate) async fn release(&self, on: &impl GenericClient, claims: &[Claim]) -> Result<u64> {
-        let (ids, times, tokens) = columns_of(claims);
-        on.execute(&self.release, &[&self.scope.consumer, &ids, &times, &tokens]).await
     }
 
     /// Makes an event a dead letter. `claim` is what was claimed, if it was. Says whether it is
@@ -274,28 +257,19 @@ impl Statements {
 pub const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
-struct Columns<'a> {
-    ids: Vec<Uuid>,
-    times: Vec<Timestamp>,
-    subjects: Vec<&'a str>,
-    seqs: Vec<i64>,
+type Columns<'a> = (Vec<Uuid>, Vec<Timestamp>, Vec<&'a str>, Vec<i64>);
+
+fn columns_of<'a>(messages: &[&'a Message]) -> Columns<'a> {
+    let row = |it: &&'a Message| {
+        (it.key.id, it.key.event_time, it.subject.as_str(), it.stream_seq.cast_signed())
+    };
+    messages.iter().map(row).collect()
 }
 
-impl<'a> Columns<'a> {
-    fn of(messages: &[&'a Message]) -> Self {
-        Self {
-            ids: messages.iter().map(|it| it.key.id).collect(),
-            times: messages.iter().map(|it| it.key.event_time).collect(),
-            subjects: messages.iter().map(|it| it.subject.as_str()).collect(),
-            seqs: messages.iter().map(|it| it.stream_seq.cast_signed()).collect(),
-        }
-    }
-}
+type Tokens = (Vec<Uuid>, Vec<Timestamp>, Vec<Uuid>);
 
-fn columns_of(claims: &[Claim]) -> (Vec<Uuid>, Vec<Timestamp>, Vec<Uuid>) {
-    let ids = claims.iter().map(|it| it.key.id).collect();
-    let times = claims.iter().map(|it| it.key.event_time).collect();
-    (ids, times, claims.iter().map(|it| it.token).collect())
+fn tokens_of<'a>(claims: impl Iterator<Item = &'a Claim>) -> Tokens {
+    claims.map(|it| (it.key.id, it.key.event_time, it.token)).collect()
 }
 
 fn claim_of(row: &tokio_postgres::Row) -> ClaimReply {

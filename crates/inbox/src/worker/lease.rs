@@ -1,10 +1,11 @@
 //! Leases on events, which are renewed for as long as their handlers run.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio_util::sync::CancellationToken;
+use tokio::sync::watch;
+use tokio::time::timeout_at;
 use uuid::Uuid;
 
 use crate::record::Claim;
@@ -14,8 +15,8 @@ use crate::tally::Tally;
 pub(crate) struct Leases {
     lease: Duration,
     claims: Mutex<HashMap<Uuid, Entry>>,
-    /// Cancelled when handlers are not waited for any longer.
-    abandon: Mutex<CancellationToken>,
+    /// Some are lost or abandoned: all look at theirs.
+    ended: watch::Sender<()>,
     tally: Arc<Tally>,
 }
 
@@ -23,15 +24,14 @@ struct Entry {
     claim: Claim,
     /// By our clock, which was read before the database read its own.
     until: Instant,
-    lost: CancellationToken,
+    over: Option<Over>,
 }
 
 /// A lease that is renewed until this is dropped.
 pub(crate) struct Lease {
     leases: Arc<Leases>,
     claim: Claim,
-    lost: CancellationToken,
-    abandon: CancellationToken,
+    ended: watch::Receiver<()>,
 }
 
 /// Why a handler is not waited for any longer.
@@ -45,23 +45,19 @@ pub(crate) enum Over {
 
 impl Leases {
     pub(crate) fn new(lease: Duration, tally: Arc<Tally>) -> Self {
-        Self { lease, claims: Mutex::default(), abandon: Mutex::default(), tally }
+        Self { lease, claims: Mutex::default(), ended: watch::Sender::default(), tally }
     }
 
     /// Keeps a claim that was made after `since`.
     pub(crate) fn keep(self: &Arc<Self>, claim: Claim, since: Instant) -> Lease {
-        let lost = CancellationToken::new();
-        let entry = Entry { claim, until: since + self.lease, lost: lost.clone() };
+        let ended = self.ended.subscribe();
+        let entry = Entry { claim, until: since + self.lease, over: None };
         self.lock().insert(claim.key.id, entry);
-        Lease { leases: Arc::clone(self), claim, lost, abandon: self.abandon().clone() }
+        Lease { leases: Arc::clone(self), claim, ended }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Entry>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn abandon(&self) -> MutexGuard<'_, CancellationToken> {
-        self.abandon.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// In the order in which everybody locks records, so that no two wait for each other.
@@ -73,6 +69,7 @@ impl Leases {
 
     /// Those of `asked`, after `since`, that were not renewed are lost.
     pub(crate) fn renewed(&self, asked: &[Claim], still_ours: &[Uuid], since: Instant) {
+        let still_ours: HashSet<&Uuid> = still_ours.iter().collect();
         let mut claims = self.lock();
         for asked in asked {
             let Some(entry) = claims.get_mut(&asked.key.id).filter(|it| it.claim == *asked) else {
@@ -83,36 +80,41 @@ impl Leases {
                 self.tally.renewed(1);
             } else {
                 // Completed or failed meanwhile, mostly; then nobody listens any more.
-                entry.lost.cancel();
+                entry.over = Some(Over::Lost);
             }
         }
+        drop(claims);
+        self.ended.send_replace(());
     }
 
     /// Lets go of all handlers at work.
     pub(crate) fn abandon_all(&self) {
-        std::mem::take(&mut *self.abandon()).cancel();
+        self.lock().values_mut().for_each(|it| _ = it.over.get_or_insert(Over::Abandoned));
+        self.ended.send_replace(());
     }
 
-    fn until(&self, claim: &Claim) -> Option<Instant> {
-        self.lock().get(&claim.key.id).filter(|it| it.claim == *claim).map(|it| it.until)
+    /// Until when it is ours, or why it is not.
+    fn look(&self, claim: &Claim) -> Result<Instant, Over> {
+        match self.lock().get(&claim.key.id).filter(|it| it.claim == *claim) {
+            Some(Entry { over: Some(over), .. }) => Err(*over),
+            Some(Entry { until, .. }) if *until > Instant::now() => Ok(*until),
+            Some(_) | None => Err(Over::Lost),
+        }
     }
 }
 
 impl Lease {
     /// Returns when the handler must not run any longer. It may have been renewed in vain, or not at
     /// all: the database is away, or this process was stopped for a while.
-    pub(crate) async fn over(&self) -> Over {
+    pub(crate) async fn over(&mut self) -> Over {
         loop {
-            let Some(until) = self.leases.until(&self.claim) else { return Over::Lost };
-            if until <= Instant::now() {
-                return Over::Lost;
-            }
-            tokio::select! {
-                biased;
-                () = self.lost.cancelled() => return Over::Lost,
-                () = self.abandon.cancelled() => return Over::Abandoned,
-                () = tokio::time::sleep_until(until.into()) => {}
-            }
+            self.ended.mark_unchanged();
+            let until = match self.leases.look(&self.claim) {
+                Ok(until) => until,
+                Err(over) => return over,
+            };
+            // Fails only without the leases, which it has.
+            let _ = timeout_at(until.into(), self.ended.changed()).await;
         }
     }
 }

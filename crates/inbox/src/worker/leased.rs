@@ -1,40 +1,47 @@
 //! Handles events under a lease: for effects outside of the database.
 //!
-//! A statement claims many events at a time; then their handlers run side by side, each with a lease
-//! that is renewed. The verdicts of those that end at about the same time are written together.
+//! A statement claims a group of events. Each has a lease from then on, which is renewed, and its
+//! handler runs when the engine says so. Whatever verdicts there are when the former ones are
+//! written down are written together.
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
-use tokio::time::timeout;
-use tracing::warn;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 
-use crate::engine::{Decision, Item, Path, Report};
-use crate::postgres::sqlstate::is_about_data;
+use crate::engine::{Decision, Item, Report};
+use crate::postgres::attended::answered;
+use crate::postgres::sqlstate::{is_about_data, is_of_one};
 use crate::postgres::store::Store;
 use crate::worker::lease::{Lease, Over};
-use crate::worker::work::{Claimed, Context, Reports, Work, trouble, verdict_of};
-use crate::{Error, LeasedHandler, Verdict};
+use crate::worker::work::{
+    Begun, Claimed, Context, Ending, Reports, Said, Work, trouble, verdict_of,
+};
+use crate::{Error, LeasedHandler};
 
 /// After trouble with the database, before it is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How long writing a batch of verdicts may take before it is tried on another connection.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+/// Verdicts that are written together, at most.
+pub(crate) const GROUP_MAX: usize = 512;
 
 pub(crate) struct UnderLeases<H> {
     pub(crate) handler: Arc<H>,
     pub(crate) recorder: mpsc::Sender<Ended>,
 }
 
-/// A verdict that has to be written down, and whom to tell when it is.
+/// A claim that has to get its end, and whom to tell when it has.
 pub(crate) struct Ended {
     item: Item,
     claimed: Claimed,
-    verdict: Verdict,
+    /// None if the handler was not asked, or not waited for: the claim is given back.
+    decision: Option<Decision>,
     /// Renewed until it is written.
     _lease: Lease,
     reports: Reports,
@@ -45,80 +52,84 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
 
     async fn run(&self, context: Arc<Context>, items: Vec<Item>, reports: Reports) {
         let ours = claim_all(&context, items, &reports).await;
-        let handling = |(item, claimed)| self.handle(&context, item, claimed, &reports);
-        let mut running: FuturesUnordered<_> = ours.into_iter().map(handling).collect();
+        let (mut group, mut running) = (Vec::with_capacity(ours.len()), FuturesUnordered::new());
+        for (item, claimed) in ours {
+            let (begin, begins) = oneshot::channel();
+            group.push((item.id(), begin));
+            let lease = context.leases.keep(claimed.claim, claimed.since);
+            running.push(self.handle(&context, (item, claimed, lease), begins, &reports));
+        }
+        let _ = reports.send(Said::Claimed(group)).await; // fails when the session is gone
         while running.next().await.is_some() {}
     }
 }
 
 impl<H: LeasedHandler> UnderLeases<H> {
-    async fn handle(&self, context: &Context, item: Item, claimed: Claimed, reports: &Reports) {
-        let lease = context.leases.keep(claimed.claim, claimed.since);
-        let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
-        let handling = self.handler.handle(delivery);
-        let verdict = tokio::select! {
+    async fn handle(
+        &self,
+        context: &Context,
+        (item, claimed, mut lease): (Item, Claimed, Lease),
+        begins: oneshot::Receiver<()>,
+        reports: &Reports,
+    ) {
+        let handling = async {
+            begins.await.ok()?;
+            let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
+            let verdict = verdict_of(self.handler.handle(delivery)).await;
+            attempt.end(&verdict);
+            Some(context.decide(verdict, claimed.attempts))
+        };
+        let ended = tokio::select! {
             biased;
             over = lease.over() => Err(over),
-            verdict = verdict_of(handling) => Ok(verdict),
+            decision = handling => Ok(decision),
         };
-        let verdict = match verdict {
-            Ok(verdict) => verdict,
-            Err(over) => {
+        // Sending fails only when the session is gone.
+        let _ = reports.send(Said::Left(item.id())).await;
+        let decision = match ended {
+            Ok(decision) => decision,
+            Err(Over::Abandoned) => None,
+            Err(Over::Lost) => {
                 drop(lease);
-                let report = match over {
-                    Over::Lost => lost(context, &item),
-                    Over::Abandoned => {
-                        context.release(&[claimed.claim]).await;
-                        Report::undone(&item, Path::Careful)
-                    }
-                };
-                let _ = reports.send(vec![report]).await; // fails when the session is gone
+                let _ = reports.send(Said::Reported(vec![context.lost(&item)])).await;
                 return;
             }
         };
-        attempt.end(&verdict);
         let reports = reports.clone();
-        // Fails only when the session is gone.
-        let _ = self.recorder.send(Ended { item, claimed, verdict, _lease: lease, reports }).await;
+        let _ = self.recorder.send(Ended { item, claimed, decision, _lease: lease, reports }).await;
     }
 }
 
 /// Claims what can be claimed, and reports the rest.
 async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
     let store = context.pool.get().await;
-    let all = items.clone();
     let claiming = async {
-        let claimed = try_claim_all(context, &store, items).await;
-        if claimed.as_ref().is_err_and(is_about_data) {
-            return claim_each(context, &store, &all).await;
+        match context.claim(&store, items.clone()).await {
+            Err(error) if is_of_one(&error) => claim_each(context, &store, &items).await,
+            claimed => claimed,
         }
-        claimed
     };
-    let claimed = timeout(context.config.lease, claiming).await;
-    match claimed.unwrap_or_else(|_| Err(silent(context, "claim events"))) {
-        Ok((ours, done)) => {
+    let (ours, done) = match answered("claim events", claiming).await {
+        Ok(claimed) => {
             context.pool.put(store);
-            let _ = reports.send(done).await;
-            ours
+            claimed
         }
         Err(error) => {
             trouble(context, &error);
-            drop(store);
-            let later = all.iter().map(|item| Report::waits(item, PAUSE, item.path));
-            let _ = reports.send(later.collect()).await;
-            Vec::new()
+            let later = items.iter().map(|item| Report::waits(item, PAUSE, item.path));
+            (Vec::new(), later.collect())
         }
-    }
+    };
+    let _ = reports.send(Said::Reported(done)).await; // fails when the session is gone
+    ours
 }
 
-/// What is ours, and what became of the rest.
-type ClaimedAll = (Vec<(Item, Claimed)>, Vec<Report>);
-
-/// One of them is refused by the database: it must not keep the others from being claimed.
-async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<ClaimedAll, Error> {
+/// One of them is refused by the database, or locked by somebody: it must not keep the others from
+/// being claimed.
+async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<Begun, Error> {
     let (mut ours, mut done) = (Vec::new(), Vec::new());
     for item in items {
-        match try_claim_all(context, store, vec![item.clone()]).await {
+        match context.claim(store, vec![item.clone()]).await {
             Ok((claimed, reports)) => {
                 ours.extend(claimed);
                 done.extend(reports);
@@ -126,33 +137,8 @@ async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<
             Err(error) if is_about_data(&error) => {
                 done.push(context.park_unrecordable(store, item, None, &error).await?);
             }
+            Err(error) if is_of_one(&error) => done.push(Report::waits(item, PAUSE, item.path)),
             Err(error) => return Err(error),
-        }
-    }
-    Ok((ours, done))
-}
-
-async fn try_claim_all(
-    context: &Context,
-    store: &Store,
-    items: Vec<Item>,
-) -> Result<ClaimedAll, Error> {
-    let (items, mut done) = context.make_room(store, items).await?;
-    let (readable, unreadable): (Vec<_>, Vec<_>) =
-        items.into_iter().partition(|item| item.message.event.is_ok());
-    for item in &unreadable {
-        done.push(context.park_unreadable(store, item).await?);
-    }
-    let mut ours = Vec::with_capacity(readable.len());
-    let claims = context.claim(store, &readable).await?;
-    for (item, claim) in readable.into_iter().zip(claims) {
-        match (claim, &item.convicted) {
-            (Ok(claimed), Some(reason)) => {
-                let verdict = Verdict::retry(reason);
-                done.push(context.write_failure(store, &item, &claimed, &verdict).await?);
-            }
-            (Ok(claimed), None) => ours.push((item, claimed)),
-            (Err(report), _) => done.push(report),
         }
     }
     Ok((ours, done))
@@ -161,122 +147,83 @@ async fn try_claim_all(
 /// Writes verdicts down, as many at a time as there are. They are not given up: without its record
 /// an event would be handled again.
 pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ended>) {
-    let mut batch = Vec::new();
-    while ended.recv_many(&mut batch, context.config.batch).await > 0 {
-        while !batch.is_empty() {
-            let store = context.pool.get().await;
-            let writing = async {
-                let written = write(&context, &store, &mut batch).await;
-                if written.as_ref().is_err_and(is_about_data) {
-                    return write_each(&context, &store, &mut batch).await;
-                }
-                written
-            };
-            let written = timeout(WRITE_DEADLINE, writing).await;
-            match written.unwrap_or_else(|_| Err(silent(&context, "write down verdicts"))) {
-                Ok(()) => context.pool.put(store),
-                Err(error) => {
-                    trouble(&context, &error);
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
+    let (mut batch, mut alone) = (Vec::new(), JoinSet::new());
+    while ended.recv_many(&mut batch, GROUP_MAX).await > 0 {
+        write_all(&context, &mut batch).await;
+        for one in batch.drain(..) {
+            alone.spawn(write_alone(Arc::clone(&context), one));
         }
+        while alone.try_join_next().is_some() {}
+    }
+    alone.join_all().await;
+}
+
+/// Its record is locked by somebody: it falls out of its group, so that no other waits for it.
+async fn write_alone(context: Arc<Context>, ended: Ended) {
+    let mut batch = vec![ended];
+    while !batch.is_empty() {
+        tokio::time::sleep(PAUSE).await;
+        write_all(&context, &mut batch).await;
     }
 }
 
-/// One of them is refused by the database: it must not keep the others from being written.
-async fn write_each(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
-    while let Some(one) = batch.pop() {
-        let mut one = vec![one];
-        let written = match write(context, store, &mut one).await {
-            Err(error) if is_about_data(&error) => {
-                park_refused(context, store, &one[0], &error).await.map(|()| one.clear())
-            }
-            written => written,
-        };
-        if written.is_err() {
-            batch.append(&mut one);
-            return written;
-        }
-    }
-    Ok(())
-}
-
-async fn park_refused(
-    context: &Context,
-    store: &Store,
-    ended: &Ended,
-    error: &Error,
-) -> Result<(), Error> {
-    let claim = Some(ended.claimed.claim);
-    let report = context.park_unrecordable(store, &ended.item, claim, error).await?;
-    let _ = ended.reports.send(vec![report]).await; // fails when the session is gone
-    Ok(())
-}
-
-fn silent(context: &Context, doing: &'static str) -> Error {
-    Error::Silent { doing, within: context.config.lease.min(WRITE_DEADLINE) }
-}
-
-/// Takes out of `batch` what has been written.
-async fn write(context: &Context, store: &Store, batch: &mut Vec<Ended>) -> Result<(), Error> {
+/// Leaves in `batch` those whose records are locked.
+async fn write_all(context: &Context, batch: &mut Vec<Ended>) {
     // In the order in which everybody locks records, so that no two wait for each other.
     batch.sort_by_key(|it| it.claimed.claim.key);
-    let decide = |it: &Ended| context.decide(it.verdict.clone(), it.claimed.attempts);
-    let decisions: Vec<Decision> = batch.iter().map(decide).collect();
-    let (mut completed, mut outcomes) = (Vec::new(), Vec::new());
-    let (mut failed, mut reasons, mut delays) = (Vec::new(), Vec::new(), Vec::new());
-    for (it, decision) in batch.iter().zip(&decisions) {
-        match decision {
-            Decision::Complete { outcome } => {
-                completed.push(it.claimed.claim);
-                outcomes.push(outcome.as_deref());
+    loop {
+        let store = context.pool.get().await;
+        let writing = async {
+            match context.end(&store, &endings(batch)).await {
+                Err(error) if is_of_one(&error) => write_each(context, &store, batch).await,
+                written => written,
             }
-            Decision::Fail { reason, delay } => {
-                failed.push(it.claimed.claim);
-                reasons.push(reason.as_str());
-                delays.push(*delay);
+        };
+        match answered("write down verdicts", writing).await {
+            Ok(reports) => {
+                context.pool.put(store);
+                for (it, report) in batch.drain(..reports.len()).zip(reports) {
+                    it.report(report).await;
+                }
+                return;
             }
-            Decision::Park { .. } | Decision::GiveBack(_) => {}
+            Err(error) => {
+                trouble(context, &error);
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
-    let (mut processed, mut retried) = (Vec::new(), Vec::new());
-    if !completed.is_empty() {
-        let ours = store.sql().complete(store.client(), &completed, &outcomes).await;
-        processed = ours.map_err(Error::sql("complete events"))?;
-    }
-    if !failed.is_empty() {
-        let ours = store.sql().fail(store.client(), &failed, &reasons, &delays).await;
-        retried = ours.map_err(Error::sql("write down failures"))?;
-    }
-    let mut reports = Vec::with_capacity(batch.len());
-    for (Ended { item, claimed, verdict, .. }, decision) in batch.iter().zip(&decisions) {
-        let id = &item.message.key.id;
-        reports.push(match decision {
-            Decision::Complete { .. } if processed.contains(id) => Report::processed(item),
-            Decision::Fail { delay, .. } if retried.contains(id) => Report::retried(item, *delay),
-            Decision::Complete { .. } | Decision::Fail { .. } => lost(context, item),
-            Decision::Park { .. } | Decision::GiveBack(_) => {
-                context.write_failure(store, item, claimed, verdict).await?
-            }
-        });
-    }
-    for (it, report) in batch.drain(..).zip(reports) {
-        let _ = it.reports.send(vec![report]).await; // fails when the session is gone
-    }
-    Ok(())
 }
 
-/// Another look says whose it is now.
-fn lost(context: &Context, item: &Item) -> Report {
-    context.tally.lost();
-    let (consumer, message) = (&context.config.consumer, &item.message);
-    warn!(
-        consumer,
-        event_id = %message.key.id,
-        lsn = message.lsn(),
-        trace_id = message.trace_id().map(display),
-        "the lease was lost while the handler was at work"
-    );
-    Report::undone(item, Path::Careful)
+/// One of them is refused by the database, or locked by somebody: it must not keep the others from
+/// being written. What is written is reported, and taken out of `batch`, also if this is cancelled.
+async fn write_each(
+    context: &Context,
+    store: &Store,
+    batch: &mut Vec<Ended>,
+) -> Result<Vec<Report>, Error> {
+    for at in (0..batch.len()).rev() {
+        let report = match context.end(store, &endings(&batch[at..=at])).await {
+            Ok(mut reports) => reports.remove(0),
+            Err(error) if is_about_data(&error) => {
+                let Ended { item, claimed, .. } = &batch[at];
+                context.park_unrecordable(store, item, Some(claimed.claim), &error).await?
+            }
+            Err(error) if is_of_one(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        batch[at].report(report).await;
+        batch.remove(at);
+    }
+    Ok(Vec::new())
+}
+
+fn endings(batch: &[Ended]) -> Vec<Ending<'_>> {
+    batch.iter().map(|it| (&it.item, it.claimed.claim, it.decision.as_ref())).collect()
+}
+
+impl Ended {
+    async fn report(&self, report: Report) {
+        let _ = self.reports.send(Said::Reported(vec![report])).await; // fails when the session is gone
+    }
 }

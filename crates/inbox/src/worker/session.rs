@@ -6,6 +6,7 @@ mod notices;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,21 +14,24 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, Subject};
 use bytes::Bytes;
 use jiff::Timestamp;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::controls::Control;
-use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Report, Role, Surroundings};
+use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Role, Surroundings};
 use crate::feed::Intake;
-use crate::message::Origin;
+use crate::message::{MessageId, Origin};
 use crate::nats::acks::Acks;
-use crate::worker::work::{Context, Reports, Work};
+use crate::worker::work::{Context, Reports, Said, Work};
 use crate::{Status, Summary};
 
 /// How long the broker may take for what is told to it without being asked.
 const TOLD_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What jobs say that is taken in at a time.
+const SAID_MAX: usize = 256;
 
 /// How often all that is held is looked at.
 const ENDED_EVERY: Duration = Duration::from_secs(1);
@@ -67,23 +71,33 @@ struct Begun {
     jobs: JoinSet<()>,
     /// Dropped when no job is begun any more.
     reports: Option<Reports>,
+    /// Claimed events, which begin when they are told to.
+    waiting: HashMap<MessageId, oneshot::Sender<()>>,
     loads: JoinSet<Loaded>,
 }
 
 impl<W: Work> Session<W> {
     /// Runs until `shutdown`, or until the role is lost to another worker.
     pub(crate) async fn run(mut self, shutdown: &CancellationToken) -> Summary {
-        let (reports, mut reported) = mpsc::channel(4 * self.context.config.lanes.max(16));
-        let mut begun =
-            Begun { jobs: JoinSet::new(), reports: Some(reports), loads: JoinSet::new() };
+        let (reports, mut said) = mpsc::channel(4 * SAID_MAX);
+        let mut begun = Begun {
+            jobs: JoinSet::new(),
+            reports: Some(reports),
+            waiting: HashMap::new(),
+            loads: JoinSet::new(),
+        };
+        let mut words = Vec::new();
         while let Some(turned_at) = self.turn(&mut begun).await {
             let runs = !self.engine.is_stopping();
             let due_at = self.engine.next_due(turned_at);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled(), if runs => self.engine.stop(Instant::now()),
-                reports = reported.recv(), if self.engine.awaits_reports() => {
-                    self.note(reports);
+                many = said.recv_many(&mut words, SAID_MAX), if self.engine.awaits_reports() => {
+                    if many == 0 {
+                        self.engine.reports_ended(Instant::now());
+                    }
+                    words.drain(..).for_each(|word| self.note(word, &mut begun));
                 }
                 Some(ended) = begun.jobs.join_next() => {
                     // Every panic of a handler is caught; this one is ours.
@@ -147,6 +161,13 @@ impl<W: Work> Session<W> {
                     }
                 });
             }
+            Effect::Handle(ids) => {
+                for id in ids {
+                    // Fails where the lease was lost meanwhile, which is reported.
+                    let _ = begun.waiting.remove(&id).map(|it| it.send(()));
+                }
+            }
+            Effect::Withdraw(ids) => ids.iter().for_each(|id| drop(begun.waiting.remove(id))),
             Effect::Acknowledge(reply) => self.acks.ack(reply).await,
             Effect::InProgress(replies) => self.tell_broker(&replies, IN_PROGRESS).await,
             Effect::GiveBack(replies) => self.tell_broker(&replies, GIVEN_BACK).await,
@@ -205,13 +226,28 @@ impl<W: Work> Session<W> {
             went_back_at: tally.went_back_at(),
             ..self.engine.status(paused)
         };
-        self.status.send_if_modified(|now| std::mem::replace(now, status.clone()) != status);
+        let is_new = *self.status.borrow() != status;
+        if is_new {
+            self.status.send_replace(status);
+        }
     }
 
-    fn note(&mut self, reports: Option<Vec<Report>>) {
-        let Some(reports) = reports else { return self.engine.reports_ended() };
-        for report in reports {
-            self.engine.reported(Instant::now(), Timestamp::now(), report, rand::random());
+    fn note(&mut self, said: Said, begun: &mut Begun) {
+        let now = Instant::now();
+        match said {
+            Said::Reported(reports) => {
+                for report in reports {
+                    self.engine.reported(now, Timestamp::now(), report, rand::random());
+                }
+            }
+            Said::Claimed(group) => {
+                self.engine.claimed(now, group.iter().map(|(id, _)| *id).collect());
+                begun.waiting.extend(group);
+            }
+            Said::Left(id) => {
+                begun.waiting.remove(&id);
+                self.engine.left(id);
+            }
         }
     }
 

@@ -13,9 +13,9 @@ use crate::message::{Message, MessageId};
 use crate::postgres::attended::{answered, attended};
 use crate::postgres::sqlstate::{is_about_data, is_refused};
 use crate::postgres::store::Store;
-use crate::record::{Claim, Key};
+use crate::record::{End, Key};
 use crate::worker::lease::Over;
-use crate::worker::work::{Claimed, Context, Reports, Work, trouble, verdict_of};
+use crate::worker::work::{Claimed, Context, Reports, Said, Work, trouble, verdict_of};
 use crate::{Error, TransactionalHandler, Verdict};
 
 /// After a refusal that is nobody's fault that we know of: time for somebody to look.
@@ -38,7 +38,7 @@ impl<H: TransactionalHandler> Work for InTransactions<H> {
             }
             done
         };
-        let _ = reports.send(done).await; // fails when the session is gone
+        let _ = reports.send(Said::Reported(done)).await; // fails when the session is gone
     }
 }
 
@@ -176,24 +176,12 @@ impl<H: TransactionalHandler> InTransactions<H> {
         store: &mut Store,
         item: &Item,
     ) -> Result<Report, Error> {
-        let room = context.make_room(store, vec![item.clone()]);
-        let (kept, done) = answered(HANDLING, room).await?;
-        if let Some(report) = done.into_iter().next() {
-            return Ok(report);
-        }
-        if item.message.event.is_err() {
-            return answered(HANDLING, context.park_unreadable(store, item)).await;
-        }
-        let claimed = match answered(HANDLING, context.claim(store, &kept)).await?.remove(0) {
-            Ok(claimed) => claimed,
-            Err(report) => return Ok(report),
+        let claiming = context.claim(store, vec![item.clone()]);
+        let (mut ours, mut done) = answered(HANDLING, claiming).await?;
+        let Some((_, claimed)) = ours.pop() else {
+            return Ok(done.pop().expect("it is ours, or something became of it"));
         };
-        if let Some(reason) = &item.convicted {
-            let verdict = Verdict::retry(reason);
-            let writing = context.write_failure(store, item, &claimed, &verdict);
-            return answered(HANDLING, writing).await;
-        }
-        let lease = context.leases.keep(claimed.claim, claimed.since);
+        let mut lease = context.leases.keep(claimed.claim, claimed.since);
         let handled = tokio::select! {
             biased;
             over = lease.over() => Err(over),
@@ -204,7 +192,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
             Err(over) => {
                 drop(lease);
                 match over {
-                    Over::Abandoned => context.release(&[claimed.claim]).await,
+                    Over::Abandoned => context.release(item, claimed.claim).await,
                     Over::Lost => context.tally.lost(),
                 }
                 return Err(Error::LeaseLost);
@@ -219,15 +207,15 @@ impl<H: TransactionalHandler> InTransactions<H> {
             Err(error) => {
                 trouble(context, &error);
                 drop(lease);
-                context.release(&[claimed.claim]).await;
+                context.release(item, claimed.claim).await;
                 return Ok(Report::undone(item, Path::Careful));
             }
         };
-        let writing = context.write_failure(store, item, &claimed, &verdict);
+        let writing = context.write_failure(store, item, &claimed, verdict);
         let written = answered(HANDLING, writing).await;
         if written.is_err() {
             drop(lease);
-            context.release(&[claimed.claim]).await;
+            context.release(item, claimed.claim).await;
         }
         written
     }
@@ -252,9 +240,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(verdict);
         };
-        let claims: &[Claim] = &[claim];
-        let outcomes = [outcome.as_deref()];
-        let completing = sql.complete(&transaction, claims, &outcomes);
+        let ends = [(claim, End::Processed { outcome: outcome.as_deref() })];
+        let completing = sql.end(&transaction, &ends);
         if answered(HANDLING, completing).await?.is_empty() {
             context.tally.lost();
             answered(HANDLING, transaction.rollback()).await?;

@@ -1,25 +1,26 @@
 //! What the two ways of handling events have in common.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::attempt::Attempt;
 use crate::config::Config;
 use crate::engine::{Begin, Decision, Item, Path, Report, Term, begin, decide};
-use crate::message::{Message, Whence};
+use crate::message::{Message, MessageId, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
-use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
+use crate::record::{Cause, Claim, ClaimReply, End, UNFINISHED_MAX};
 use crate::tally::Tally;
 use crate::worker::lease::Leases;
 use crate::{Delivery, Error, Verdict};
@@ -43,8 +44,18 @@ pub(crate) trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// Where reports go, those of one job together.
-pub(crate) type Reports = mpsc::Sender<Vec<Report>>;
+/// Where a job says what becomes of its events.
+pub(crate) type Reports = mpsc::Sender<Said>;
+
+/// What a job says.
+pub(crate) enum Said {
+    Reported(Vec<Report>),
+    /// Of the group these are claimed, which is said once of each group. An event begins when it is
+    /// told to; its claim is given back when it cannot be told any more.
+    Claimed(Vec<(MessageId, oneshot::Sender<()>)>),
+    /// No handler has the event any more, or will.
+    Left(MessageId),
+}
 
 /// What jobs work with.
 #[derive(Clone)]
@@ -69,6 +80,12 @@ pub(crate) struct Claimed {
     pub(crate) since: Instant,
     pub(crate) attempts: u32,
 }
+
+/// A claim that ends, and what is decided about the event.
+pub(crate) type Ending<'a> = (&'a Item, Claim, Option<&'a Decision>);
+
+/// What is ours to handle, and what became of the rest.
+pub(crate) type Begun = (Vec<(Item, Claimed)>, Vec<Report>);
 
 impl Context {
     /// An attempt at an event begins. Says what the handler gets.
@@ -126,32 +143,42 @@ impl Context {
         Ok((kept, reports))
     }
 
-    /// Claims events, no two with the same id, and says of each that cannot be handled now what
+    /// Claims events, no two with the same id. Says which are ours to handle, and of each other what
     /// becomes of it.
-    pub(crate) async fn claim(
-        &self,
-        store: &Store,
-        items: &[Item],
-    ) -> Result<Vec<Result<Claimed, Report>>, Error> {
+    pub(crate) async fn claim(&self, store: &Store, items: Vec<Item>) -> Result<Begun, Error> {
+        let (items, mut done) = self.make_room(store, items).await?;
+        let (items, unreadable): (Vec<_>, Vec<_>) =
+            items.into_iter().partition(|item| item.message.event.is_ok());
+        for item in &unreadable {
+            done.push(self.park_unreadable(store, item).await?);
+        }
         let (token, since) = (Uuid::new_v4(), Instant::now());
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
-        let claims = store.sql().claim(store.client(), (self.term.token, token), &messages).await;
-        let claims = claims.map_err(Error::sql(CLAIMING))?;
-        let mut answers = Vec::with_capacity(items.len());
-        for (item, claim) in items.iter().zip(claims) {
-            answers.push(self.claimed(store, item, claim, (token, since)).await?);
+        let replies = store.sql().claim(store.client(), (self.term.token, token), &messages).await;
+        let replies = replies.map_err(Error::sql("claim events"))?;
+        let mut ours = Vec::with_capacity(items.len());
+        for (item, reply) in items.into_iter().zip(replies) {
+            let claim = Claim { key: item.message.key, token };
+            match (self.begin(store, &item, (claim, reply)).await?, &item.convicted) {
+                (Err(report), _) => done.push(report),
+                (Ok(attempts), None) => ours.push((item, Claimed { claim, since, attempts })),
+                (Ok(attempts), Some(reason)) => {
+                    let claimed = Claimed { claim, since, attempts };
+                    let verdict = Verdict::retry(reason);
+                    done.push(self.write_failure(store, &item, &claimed, verdict).await?);
+                }
+            }
         }
-        Ok(answers)
+        Ok((ours, done))
     }
 
-    async fn claimed(
+    /// Which attempt begins, or what becomes of the event without one.
+    async fn begin(
         &self,
         store: &Store,
         item: &Item,
-        reply: ClaimReply,
-        (token, since): (Uuid, Instant),
-    ) -> Result<Result<Claimed, Report>, Error> {
-        let claim = Claim { key: item.message.key, token };
+        (claim, reply): (Claim, ClaimReply),
+    ) -> Result<Result<u32, Report>, Error> {
         self.tally.claimed(&reply);
         if let ClaimReply::Leased { remaining } = reply {
             info!(
@@ -165,10 +192,9 @@ impl Context {
             );
         }
         Ok(match begin(item, reply, rand::random()) {
-            Begin::Handle { attempts } => Ok(Claimed { claim, since, attempts }),
+            Begin::Handle { attempts } => Ok(attempts),
             Begin::Alone => {
-                let released = store.sql().release(store.client(), &[claim]).await;
-                released.map_err(Error::sql("release a claim"))?;
+                self.end(store, &[(item, claim, None)]).await?;
                 Err(Report::undone(item, Path::Alone))
             }
             Begin::Forgotten => Err(self.park_forgotten(store, item).await?),
@@ -191,11 +217,7 @@ impl Context {
     }
 
     /// Puts a message that cannot be read, or that there is none of, out of the way.
-    pub(crate) async fn park_unreadable(
-        &self,
-        store: &Store,
-        item: &Item,
-    ) -> Result<Report, Error> {
+    async fn park_unreadable(&self, store: &Store, item: &Item) -> Result<Report, Error> {
         let reason = item.message.event.as_ref().err().map_or("", String::as_str);
         let gone = item.message.whence == Whence::Record;
         let cause = if gone { Cause::Gone } else { Cause::Unreadable };
@@ -271,38 +293,79 @@ impl Context {
         store: &Store,
         item: &Item,
         claimed: &Claimed,
-        verdict: &Verdict,
+        verdict: Verdict,
     ) -> Result<Report, Error> {
-        let Claimed { claim, attempts, .. } = *claimed;
-        let answered = item.convicted.is_none();
-        match self.decide(verdict.clone(), attempts) {
-            Decision::Complete { .. } => unreachable!("the verdict is a failure"),
-            Decision::GiveBack(trouble) => {
-                let released = store.sql().release(store.client(), &[claim]).await;
-                released.map_err(Error::sql("release a claim"))?;
-                Ok(Report::trouble(item, trouble))
-            }
-            Decision::Park { cause, reason } => {
-                let ours = self.park(store, &item.message, Some(claim), cause, &reason).await?;
-                let report = Report { answered, ..Report::dead(item) };
-                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
-            }
-            Decision::Fail { reason, delay } => {
-                let failed = store.sql().fail(store.client(), &[claim], &[&reason], &[delay]).await;
-                let ours = !failed.map_err(Error::sql("write down a failure"))?.is_empty();
-                let report = Report { answered, ..Report::retried(item, delay) };
-                Ok(if ours { report } else { Report::undone(item, Path::Careful) })
-            }
+        let decision = self.decide(verdict, claimed.attempts);
+        let mut reports = self.end(store, &[(item, claimed.claim, Some(&decision))]).await?;
+        Ok(reports.remove(0))
+    }
+
+    /// Ends claims by one statement, and dead letters by one each. A claim without a decision is given
+    /// back. Says of each event what its own row says: one that somebody else has, or that is gone,
+    /// keeps no other from its end.
+    pub(crate) async fn end(
+        &self,
+        store: &Store,
+        claims: &[Ending<'_>],
+    ) -> Result<Vec<Report>, Error> {
+        let ends = claims.iter().filter_map(|&(_, claim, decision)| {
+            let end = match decision {
+                Some(Decision::Complete { outcome }) => {
+                    End::Processed { outcome: outcome.as_deref() }
+                }
+                Some(Decision::Fail { reason, delay }) => End::Failed { reason, delay: *delay },
+                Some(Decision::GiveBack(_)) | None => End::GivenBack,
+                Some(Decision::Park { .. }) => return None,
+            };
+            Some((claim, end))
+        });
+        let ends: Vec<_> = ends.collect();
+        let ended = store.sql().end(store.client(), &ends).await;
+        let ours: HashSet<Uuid> = ended.map_err(Error::sql("end claims"))?.into_iter().collect();
+        let mut reports = Vec::with_capacity(claims.len());
+        for &(item, claim, decision) in claims {
+            let (is_ours, answered) = (ours.contains(&claim.key.id), item.convicted.is_none());
+            reports.push(match decision {
+                None => Report::undone(item, item.path),
+                Some(Decision::GiveBack(trouble)) => Report::trouble(item, trouble.clone()),
+                Some(Decision::Park { cause, reason }) => {
+                    match self.park(store, &item.message, Some(claim), *cause, reason).await? {
+                        true => Report { answered, ..Report::dead(item) },
+                        false => self.lost(item),
+                    }
+                }
+                Some(Decision::Complete { .. } | Decision::Fail { .. }) if !is_ours => {
+                    self.lost(item)
+                }
+                Some(Decision::Complete { .. }) => Report::processed(item),
+                Some(Decision::Fail { delay, .. }) => {
+                    Report { answered, ..Report::retried(item, *delay) }
+                }
+            });
         }
+        Ok(reports)
+    }
+
+    /// Another look says whose it is now.
+    pub(crate) fn lost(&self, item: &Item) -> Report {
+        self.tally.lost();
+        let (consumer, message) = (&self.config.consumer, &item.message);
+        warn!(
+            consumer,
+            event_id = %message.key.id,
+            lsn = message.lsn(),
+            trace_id = message.trace_id().map(display),
+            "the lease was lost while the handler was at work"
+        );
+        Report::undone(item, Path::Careful)
     }
 
     /// After trouble with the database: what has been claimed is given back, for as long as that
     /// takes. The attempts do not count: it was not the handler's fault.
-    pub(crate) async fn release(&self, claims: &[Claim]) {
+    pub(crate) async fn release(&self, item: &Item, claim: Claim) {
         loop {
             let store = self.pool.get().await;
-            let releasing = store.sql().release(store.client(), claims);
-            match answered("release claims", releasing).await {
+            match answered("end a claim", self.end(&store, &[(item, claim, None)])).await {
                 Ok(_) => return self.pool.put(store),
                 Err(error) => self.pool.note_trouble(&error),
             }
@@ -333,5 +396,3 @@ pub(crate) fn trouble(context: &Context, error: &Error) {
         warn!(consumer = context.config.consumer, error, "could not keep the record");
     }
 }
-
-const CLAIMING: &str = "claim events";

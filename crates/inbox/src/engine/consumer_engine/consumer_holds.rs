@@ -1,6 +1,6 @@
 //! What holds of a consumer's session after each turn.
 
-use super::{ConsumerEngine, Phase};
+use super::{ConsumerEngine, ConsumerStart, Phase};
 use crate::engine::assertions::ARE_CHECKED;
 use crate::engine::capacity::LOADS_MAX;
 
@@ -11,9 +11,9 @@ impl ConsumerEngine {
         }
         self.lanes.assert_holds();
         self.breaker.assert_holds();
-        let (jobs, busy) = (self.jobs, self.lanes.busy());
-        let at_work = if self.start.shares { jobs } else { busy };
-        assert!(at_work <= self.start.lanes, "{at_work} at work, more than there are places");
+        let ConsumerStart { shares, lanes, .. } = self.start;
+        assert!(!shares || self.jobs <= lanes, "{} jobs, more than there are places", self.jobs);
+        self.groups.assert_holds(self.lanes.busy());
         assert!(self.leaving.loading <= LOADS_MAX, "too many aggregates are read at a time");
         assert!((1..=self.start.batch).contains(&self.batch), "a batch of {}", self.batch);
         if self.phase != Phase::Running {

@@ -18,7 +18,7 @@ impl ConsumerEngine {
             state,
             paused,
             handler: self.handler(),
-            busy: self.lanes.busy(),
+            busy: if self.start.shares { self.lanes.busy() } else { self.groups.handled() },
             lanes: self.lanes.len(),
             held: self.lanes.held(),
             left: self.lanes.left(),

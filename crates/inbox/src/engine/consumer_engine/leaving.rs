@@ -35,7 +35,7 @@ impl ConsumerEngine {
             self.leaving.told = left > 0;
             self.tell(if left > 0 { Notice::LeftInStream } else { Notice::NothingLeft });
         }
-        self.push_replies(replies, Effect::Leave);
+        self.push(replies, Effect::Leave);
         if self.hindrance(now).is_some() {
             return;
         }

@@ -10,6 +10,7 @@ use super::record_model::LEASE;
 use super::{Fate, Nature, OfProcess, World, id_of};
 use crate::engine::report::Outcome;
 use crate::engine::{Begin, Decision, Item, Path, Report, begin};
+use crate::message::MessageId;
 use crate::record::{ClaimReply, UNFINISHED_MAX};
 use crate::{BreakerState, Verdict};
 
@@ -25,6 +26,8 @@ pub(super) struct Job {
     busy: usize,
     /// Reported together, where the events share a place.
     done: Vec<Report>,
+    /// Its claims are not answered.
+    is_claiming: bool,
     /// When its transaction began the role was ours.
     had_role: bool,
     /// Its connection was ended.
@@ -35,23 +38,34 @@ pub(super) struct Job {
 /// An event that was claimed.
 pub(super) struct Task {
     pub(super) session: u64,
-    job: u64,
-    item: Item,
-    token: Uuid,
-    attempts: u32,
+    pub(super) job: u64,
+    pub(super) item: Item,
+    pub(super) token: Uuid,
+    pub(super) attempts: u32,
     /// The lease, as renewed.
-    until: Instant,
-    began: Instant,
+    pub(super) until: Instant,
+    pub(super) began: Instant,
     pub(super) is_broken: bool,
-    stage: Stage,
+    pub(super) stage: Stage,
 }
 
-enum Stage {
+pub(super) enum Stage {
+    /// It is claimed, and begins when it is told to.
+    Waiting,
     Handling,
-    /// The job is done with it.
-    Writing(Verdict),
+    /// The job is done with it: this is to be written down, or the claim to be given back.
+    Ended(Option<Verdict>),
     /// The claim is given back for as long as it takes, and this is reported.
     Releasing(Report),
+}
+
+/// What is known of an event that no handler has any more.
+pub(super) struct Ended {
+    pub(super) session: u64,
+    pub(super) item: Item,
+    pub(super) token: Uuid,
+    pub(super) attempts: u32,
+    pub(super) verdict: Option<Verdict>,
 }
 
 impl World {
@@ -64,12 +78,14 @@ impl World {
             items: items.into(),
             busy: 0,
             done: Vec::new(),
+            is_claiming: !is_fast,
             had_role: self.records.has_role(process.token),
             is_broken: false,
             began: self.now,
         };
         self.workers[worker].jobs.insert(number, job);
-        self.of_process_after(worker, 1, if is_fast { 200 } else { 30 }, OfProcess::Job(number));
+        let most = if is_fast { 200 } else { self.commit_max(30) };
+        self.of_process_after(worker, 1, most, OfProcess::Job(number));
     }
 
     pub(super) fn job(&mut self, worker: usize, number: u64) {
@@ -156,7 +172,52 @@ impl World {
                 self.report(worker, job, report);
             }
         }
+        if !self.shares {
+            self.claimed(worker, job);
+        }
         self.go_on(worker, job);
+    }
+
+    fn claimed(&mut self, worker: usize, number: u64) {
+        let (now, process) = (self.now, &mut self.workers[worker]);
+        let Some(job) = process.jobs.get_mut(&number) else { return };
+        job.is_claiming = false;
+        let ids = process.tasks.values().filter(|it| it.job == number && it.is_waiting());
+        let ids = ids.map(|it| it.item.id()).collect();
+        if let Some(session) = process.session.as_mut().filter(|it| it.id == job.session) {
+            session.engine.claimed(now, ids);
+        }
+    }
+
+    pub(super) fn hand_over(&mut self, worker: usize, ids: &[MessageId]) {
+        for number in self.waiting(worker, ids) {
+            let task = self.workers[worker].tasks.get_mut(&number).expect("just found");
+            (task.stage, task.began) = (Stage::Handling, self.now);
+            let seq = task.item.id().seq;
+            self.handle_for_a_while(worker, number, seq);
+        }
+    }
+
+    pub(super) fn withdraw(&mut self, worker: usize, ids: &[MessageId]) {
+        for number in self.waiting(worker, ids) {
+            self.ended(worker, number, None);
+        }
+    }
+
+    /// Where the lease was lost there is nothing to be told any more.
+    fn waiting(&self, worker: usize, ids: &[MessageId]) -> Vec<u64> {
+        let of_session = self.workers[worker].session_id();
+        let is_told = |it: &Task| {
+            Some(it.session) == of_session && it.is_waiting() && ids.contains(&it.item.id())
+        };
+        let tasks = self.workers[worker].tasks.iter();
+        tasks.filter(|(_, it)| is_told(it)).map(|(number, _)| *number).collect()
+    }
+
+    fn handle_for_a_while(&mut self, worker: usize, number: u64, seq: u64) {
+        let is_slow = self.nature(seq) == Nature::Slow;
+        let (least, most) = if is_slow { (3_000, 40_000) } else { (1, 200) };
+        self.of_process_after(worker, least, most, OfProcess::Task(number));
     }
 
     /// What is known of an event without its handler.
@@ -204,22 +265,28 @@ impl World {
             until: self.now + LEASE,
             began: self.now,
             is_broken: false,
-            stage: Stage::Handling,
+            stage: if self.shares { Stage::Handling } else { Stage::Waiting },
         };
         let number = self.number();
         self.workers[worker].tasks.insert(number, task);
         self.workers[worker].jobs.get_mut(&job).expect("it is claimed").busy += 1;
-        let is_slow = self.nature(item.id().seq) == Nature::Slow;
-        let (least, most) = if is_slow { (3_000, 40_000) } else { (1, 200) };
-        self.of_process_after(worker, least, most, OfProcess::Task(number));
+        if self.shares {
+            self.handle_for_a_while(worker, number, item.id().seq);
+        }
         None
     }
 
     pub(super) fn task(&mut self, worker: usize, number: u64) {
+        // Its claim may get its end before the handler does.
+        let is_over = |it: &Task| matches!(it.stage, Stage::Ended(_));
+        if self.workers[worker].tasks.get(&number).is_some_and(is_over) {
+            return;
+        }
         let Some(task) = self.workers[worker].tasks.remove(&number) else { return };
         match task.stage {
-            Stage::Handling if task.until <= self.now => {
+            Stage::Waiting | Stage::Handling if task.until <= self.now => {
                 let report = self.lost_report(&task.item);
+                self.left(worker, &task);
                 self.end_task(worker, task.job, report);
             }
             Stage::Handling if self.nature(task.item.id().seq) == Nature::Killer => {
@@ -227,7 +294,7 @@ impl World {
             }
             Stage::Handling if self.shares => self.handled_in_transaction(worker, number, task),
             Stage::Handling => self.handled(worker, number, task),
-            Stage::Writing(_) => self.write(worker, number, task),
+            Stage::Waiting | Stage::Ended(_) => unreachable!("nothing is due"),
             Stage::Releasing(_) => self.release(worker, number, task),
         }
     }
@@ -260,18 +327,50 @@ impl World {
     }
 
     fn handled(&mut self, worker: usize, number: u64, task: Task) {
-        let (seq, job) = (task.item.id().seq, task.job);
+        let seq = task.item.id().seq;
         let verdict = self.verdict(seq, task.began);
         if let Verdict::Processed { .. } = verdict {
             let is_ours = self.records.ours(id_of(seq), task.token).is_some();
             assert!(is_ours, "{seq} had its effect under a lost lease");
             self.effect(seq);
         }
-        self.keep_task(worker, number, Task { stage: Stage::Writing(verdict), ..task }, 20);
+        self.workers[worker].tasks.insert(number, task);
+        self.ended(worker, number, Some(verdict));
+    }
+
+    /// The handler has it no more: its place is free, and its claim is to get its end.
+    pub(super) fn ended(&mut self, worker: usize, number: u64, verdict: Option<Verdict>) {
+        let mut task = self.workers[worker].tasks.remove(&number).expect("it is under way");
+        self.left(worker, &task);
+        task.stage = Stage::Ended(verdict);
+        let job = task.job;
+        self.workers[worker].tasks.insert(number, task);
+        self.begin_write(worker);
         if let Some(job) = self.workers[worker].jobs.get_mut(&job) {
             job.busy -= 1;
         }
         self.go_on(worker, job);
+    }
+
+    pub(super) fn ended_tasks(&self, worker: usize, most: usize) -> Vec<u64> {
+        let tasks = self.workers[worker].tasks.iter();
+        let ended = tasks.filter(|(_, it)| matches!(it.stage, Stage::Ended(_)));
+        ended.map(|(number, _)| *number).take(most).collect()
+    }
+
+    pub(super) fn ended_task(&self, worker: usize, number: u64) -> Ended {
+        let Task { session, item, token, attempts, stage, .. } =
+            &self.workers[worker].tasks[&number];
+        let Stage::Ended(verdict) = stage else { unreachable!("it is being written") };
+        let (item, verdict) = (item.clone(), verdict.clone());
+        Ended { session: *session, item, token: *token, attempts: *attempts, verdict }
+    }
+
+    pub(super) fn left(&mut self, worker: usize, task: &Task) {
+        let session = self.workers[worker].session.as_mut().filter(|it| it.id == task.session);
+        if let Some(session) = session.filter(|_| !self.shares) {
+            session.engine.left(task.item.id());
+        }
     }
 
     fn keep_task(&mut self, worker: usize, number: u64, task: Task, most: u64) {
@@ -279,29 +378,7 @@ impl World {
         self.of_process_after(worker, 1, most, OfProcess::Task(number));
     }
 
-    /// Not given up: without its record an event would be handled again.
-    fn write(&mut self, worker: usize, number: u64, task: Task) {
-        let Stage::Writing(verdict) = &task.stage else { return };
-        let (verdict, id) = (verdict.clone(), id_of(task.item.id().seq));
-        let report = if let Verdict::Processed { .. } = verdict {
-            let fate = self.fate(worker);
-            let is_ours = fate != Fate::Refused && self.records.complete(id, task.token);
-            let undone = Report::undone(&task.item, Path::Careful);
-            let report = if is_ours { Report::processed(&task.item) } else { undone };
-            (fate == Fate::Done).then_some(report)
-        } else {
-            self.write_failure(worker, &task.item, (task.token, task.attempts), verdict)
-        };
-        match report {
-            Some(report) => {
-                self.tell(worker, task.session, report);
-                self.turn(worker);
-            }
-            None => self.keep_task(worker, number, task, 1_000),
-        }
-    }
-
-    fn begin_release(&mut self, worker: usize, number: u64, task: Task, then: Report) {
+    pub(super) fn begin_release(&mut self, worker: usize, number: u64, task: Task, then: Report) {
         self.keep_task(worker, number, Task { stage: Stage::Releasing(then), ..task }, 100);
     }
 
@@ -312,14 +389,14 @@ impl World {
         }
         match task.stage {
             Stage::Releasing(then) if fate == Fate::Done => self.end_task(worker, task.job, then),
-            Stage::Handling | Stage::Writing(_) | Stage::Releasing(_) => {
+            Stage::Waiting | Stage::Handling | Stage::Ended(_) | Stage::Releasing(_) => {
                 self.keep_task(worker, number, task, 500)
             }
         }
     }
 
     /// The handler is not waited for any longer: somebody else may have the event.
-    fn lost_report(&self, item: &Item) -> Report {
+    pub(super) fn lost_report(&self, item: &Item) -> Report {
         match self.shares {
             true => Report::waits(item, PAUSE, item.path),
             false => Report::undone(item, Path::Careful),
@@ -358,7 +435,7 @@ impl World {
     }
 
     /// Nobody listens any more if the session has ended.
-    fn tell(&mut self, worker: usize, of: u64, report: Report) {
+    pub(super) fn tell(&mut self, worker: usize, of: u64, report: Report) {
         let (now, time, chance) = (self.now, self.time(), self.random.random());
         let session = self.workers[worker].session.as_mut().filter(|it| it.id == of);
         let Some(session) = session else { return };
@@ -375,52 +452,25 @@ impl World {
             session.failing.clear();
         }
     }
+}
 
-    pub(super) fn renew_leases(&mut self, worker: usize) {
-        let (now, records) = (self.now, &mut self.records);
-        for task in self.workers[worker].tasks.values_mut() {
-            if records.renew(id_of(task.item.id().seq), task.token, now) {
-                task.until = now + LEASE;
-            } else {
-                task.until = now;
-            }
-        }
-        self.lose_leases(worker);
-    }
-
-    pub(super) fn lose_leases(&mut self, worker: usize) {
-        for number in self.handling(worker) {
-            if self.workers[worker].tasks.get(&number).is_some_and(|it| it.until <= self.now) {
-                self.task(worker, number);
-            }
-        }
-    }
-
-    fn handling(&self, worker: usize) -> Vec<u64> {
-        let tasks = self.workers[worker].tasks.iter();
-        tasks.filter(|(_, it)| it.is_handled()).map(|(number, _)| *number).collect()
-    }
-
-    pub(super) fn abandon_all(&mut self, worker: usize) {
-        for number in self.handling(worker) {
-            let Some(task) = self.workers[worker].tasks.remove(&number) else { continue };
-            let report = self.lost_report(&task.item);
-            self.begin_release(worker, number, task, report);
-        }
-    }
-
-    /// What is being written down is not given up with the session.
-    pub(super) fn end_jobs(&mut self, worker: usize, session: u64) {
-        let process = &mut self.workers[worker];
-        process.jobs.retain(|_, it| it.session != session);
-        process
-            .tasks
-            .retain(|_, it| it.session != session || matches!(it.stage, Stage::Writing(_)));
+impl Job {
+    pub(super) fn is_claiming(&self) -> bool {
+        self.is_claiming
     }
 }
 
 impl Task {
-    fn is_handled(&self) -> bool {
+    /// A handler has it, or will.
+    pub(super) fn is_handled(&self) -> bool {
+        self.is_waiting() || self.is_begun()
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Waiting)
+    }
+
+    pub(super) fn is_begun(&self) -> bool {
         matches!(self.stage, Stage::Handling)
     }
 }

@@ -53,6 +53,7 @@ fn a_seed_is_always_the_same_schedule() {
         stops: true,
         pauses: true,
         requeues: true,
+        slow_commits: true,
         large: true,
         held_max: 12,
         unacked_max: 25,

@@ -17,10 +17,14 @@ use crate::engine::{
     ConsumerEngine, ConsumerStart, Delivered, Effect, Item, Notice, Path, RedriveSchedule, Role,
     RoleLease, Step, Surroundings, Term,
 };
+use crate::message::MessageId;
 use crate::{BreakerState, Status, Summary};
 
 const LANES: usize = 4;
-const BATCH: usize = 6;
+pub(super) const BATCH: usize = 6;
+
+/// As in `consumer_engine/groups.rs`.
+const CLAIMING_MAX: usize = 2;
 
 /// As in `capacity.rs`.
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -39,6 +43,8 @@ pub(super) struct Process {
     pub(super) session: Option<Session>,
     pub(super) jobs: BTreeMap<u64, Job>,
     pub(super) tasks: BTreeMap<u64, Task>,
+    /// Of the tasks, those whose verdicts are being written down as one group.
+    pub(super) writing: Vec<u64>,
 }
 
 pub(super) struct Session {
@@ -80,6 +86,7 @@ impl Process {
             session: None,
             jobs: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            writing: Vec::new(),
         }
     }
 
@@ -162,6 +169,7 @@ impl World {
             OfProcess::Begin => self.begin_session(worker),
             OfProcess::Job(job) => self.job(worker, job),
             OfProcess::Task(task) => self.task(worker, task),
+            OfProcess::Write => self.write(worker),
         }
     }
 
@@ -324,7 +332,7 @@ impl World {
                 && !process.jobs.values().any(|it| it.session == id)
                 && !process.tasks.values().any(|it| it.session == id);
             if is_idle && session.engine.awaits_reports() {
-                session.engine.reports_ended();
+                session.engine.reports_ended(now);
             } else if session.engine.is_fed() && !session.feed.is_empty() {
                 session.take_in(now);
             } else {
@@ -359,8 +367,9 @@ impl World {
             assert!(item.path != Path::Alone || is_alone, "{seq} is not alone");
         }
         let jobs = process.jobs.values().filter(|it| it.session == session.id).count();
-        let busy = session.at_work.len() + items.len();
-        assert!(if self.shares { jobs < LANES } else { busy <= LANES }, "too many at work");
+        let claiming = process.jobs.values().filter(|it| it.is_claiming()).count();
+        let (count, most) = if self.shares { (jobs, LANES) } else { (claiming, CLAIMING_MAX) };
+        assert!(count < most, "too many jobs at a time");
         assert!(!self.shares || items.len() <= BATCH, "{} in a job", items.len());
         let paused = before.handler;
         let next_probe_at = paused.next_probe_at.filter(|_| !session.may_probe);
@@ -374,6 +383,20 @@ impl World {
         }
     }
 
+    /// These begin now: whatever it was when they were claimed, they may.
+    fn check_handle(&self, worker: usize, ids: &[MessageId]) {
+        let process = &self.workers[worker];
+        let session = process.session.as_ref().expect("it hands something over");
+        assert!(process.is_active(self.now), "begun without the role, or the database");
+        assert_eq!(process.token, session.token, "the role was lost since the session began");
+        assert!(!self.is_paused(), "begun although it is paused");
+        assert!(!session.is_closed, "begun although it stops");
+        let handled = process.tasks.values().filter(|it| it.is_begun()).count();
+        assert!(handled + ids.len() <= LANES, "{handled} handlers, and {ids:?} in addition");
+        let is_open = session.engine.status(None).handler.breaker != BreakerState::Closed;
+        assert!(!is_open || ids.len() == 1, "{ids:?} beside a probe");
+    }
+
     fn carry_out(&mut self, worker: usize, effect: Effect) {
         let (now, size) = (self.now, if self.mix.large { LARGE.len() } else { 0 });
         let Some(session) = &mut self.workers[worker].session else { return };
@@ -382,6 +405,11 @@ impl World {
                 session.at_work.extend(items.iter().map(|it| it.id().seq));
                 self.begin_job(worker, items);
             }
+            Effect::Handle(ids) => {
+                self.check_handle(worker, &ids);
+                self.hand_over(worker, &ids);
+            }
+            Effect::Withdraw(ids) => self.withdraw(worker, &ids),
             Effect::Acknowledge(reply) => {
                 let seq = seq_of(&reply);
                 session.unanswered.remove(&seq);

@@ -84,4 +84,12 @@ impl World {
             assert!(is_resolved, "{seq} has its effect before {before}");
         }
     }
+
+    pub(super) fn what_is_left(&self) -> String {
+        let is_left = |seq: &&u64| !self.records.is_resolved(id_of(**seq));
+        let left = self.broker.stream.iter().filter(is_left).take(9);
+        let left: Vec<_> =
+            left.map(|seq| (seq, self.nature(*seq), self.records.rows.get(&id_of(*seq)))).collect();
+        format!("{left:?}, {} unacknowledged", self.broker.unacknowledged())
+    }
 }

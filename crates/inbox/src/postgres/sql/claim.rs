@@ -62,8 +62,12 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
                  ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8
          FROM input
          LEFT JOIN claimed USING (message_id)
-         LEFT JOIN {table} AS m ON m.consumer = $1 AND m.message_id = input.message_id
-             AND m.event_time = input.event_time
+         LEFT JOIN LATERAL ( -- looked up only where it was not claimed
+             SELECT * FROM {table} AS r
+             WHERE claimed.message_id IS NULL AND r.consumer = $1
+                 AND r.message_id = input.message_id AND r.event_time = input.event_time
+             OFFSET 0
+         ) AS m ON TRUE
          ORDER BY place"
     )
 }

@@ -1,22 +1,21 @@
-use super::{ENDED, OURS};
+use super::OURS;
 
-pub(crate) fn complete_claims(schema: &str) -> String {
+/// Each claim ends as its row of the arrays says. One that is given back stays as if it had never been
+/// made: the attempt does not count.
+pub(crate) fn end_claims(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_messages AS m
-         SET status = 'PROCESSED', processed_at = clock_timestamp(), outcome = i.outcome, {ENDED}
-         FROM unnest($2, $3, $4::uuid[], $5::text[])
-             AS i (message_id, event_time, token, outcome)
-         WHERE {OURS} RETURNING m.message_id"
-    )
-}
-
-pub(crate) fn fail_claims(schema: &str) -> String {
-    format!(
-        "UPDATE {schema}.inbox_messages AS m
-         SET status = 'FAILED', last_error = i.reason,
-             next_attempt_at = clock_timestamp() + make_interval(secs => i.delay), {ENDED}
-         FROM unnest($2, $3, $4::uuid[], $5::text[], $6::float8[])
-             AS i (message_id, event_time, token, reason, delay)
+         SET status = i.status, lease_token = NULL,
+             processed_at = CASE i.status WHEN 'PROCESSED' THEN clock_timestamp() END,
+             outcome = CASE i.status WHEN 'PROCESSED' THEN i.word ELSE m.outcome END,
+             last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
+             next_attempt_at = CASE i.status WHEN 'FAILED'
+                 THEN clock_timestamp() + make_interval(secs => i.delay) END,
+             attempts = m.attempts - (i.status = 'PROCESSING')::int,
+             finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
+             expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
+         FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
+             AS i (message_id, event_time, token, status, word, delay)
          WHERE {OURS} RETURNING m.message_id"
     )
 }

@@ -1,12 +1,30 @@
-use super::{ENDED, OURS};
+use super::OURS;
 use crate::record::UNFINISHED_MAX;
 
 pub(crate) fn park_claimed(schema: &str) -> String {
-    park(schema, &dead_claimed(schema))
+    let dead = format!(
+        "UPDATE {schema}.inbox_messages AS m
+         SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
+             lease_token = NULL, expires_at = NULL
+         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+         WHERE {OURS} RETURNING m.attempts"
+    );
+    park(schema, &dead)
 }
 
 pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
-    park(schema, &dead_crashed(schema, free))
+    let dead = format!(
+        "UPDATE {schema}.inbox_messages AS m
+         SET status = 'DEAD', last_error = $10, lease_token = NULL,
+             expires_at = NULL, next_attempt_at = NULL
+         FROM unnest($2, $3) AS i (message_id, event_time)
+         WHERE m.consumer = $1 AND m.message_id = i.message_id
+             AND m.event_time = i.event_time AND {free}
+             AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
+             AND $11::uuid IS NULL
+         RETURNING m.attempts"
+    );
+    park(schema, &dead)
 }
 
 pub(crate) fn park_new(schema: &str) -> String {
@@ -24,29 +42,6 @@ pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
              next_attempt_at = NULL WHERE {free}"
     );
     park(schema, &dead_new(schema, &otherwise))
-}
-
-fn dead_claimed(schema: &str) -> String {
-    format!(
-        "UPDATE {schema}.inbox_messages AS m
-         SET status = 'DEAD', last_error = $10, {ENDED}
-         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-         WHERE {OURS} RETURNING m.attempts"
-    )
-}
-
-fn dead_crashed(schema: &str, free: &str) -> String {
-    format!(
-        "UPDATE {schema}.inbox_messages AS m
-         SET status = 'DEAD', last_error = $10, lease_token = NULL,
-             expires_at = NULL, next_attempt_at = NULL
-         FROM unnest($2, $3) AS i (message_id, event_time)
-         WHERE m.consumer = $1 AND m.message_id = i.message_id
-             AND m.event_time = i.event_time AND {free}
-             AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
-             AND $11::uuid IS NULL
-         RETURNING m.attempts"
-    )
 }
 
 /// Of an event without a record; `otherwise` says what to do if there is one.

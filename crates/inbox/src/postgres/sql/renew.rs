@@ -10,13 +10,3 @@ pub(crate) fn extend_leases(schema: &str) -> String {
          FROM {CLAIMS} WHERE {OURS} RETURNING m.message_id"
     )
 }
-
-/// As if they had never been made: the attempt does not count.
-pub(crate) fn release_claims(schema: &str) -> String {
-    format!(
-        "UPDATE {schema}.inbox_messages AS m
-         SET attempts = m.attempts - 1, lease_token = NULL,
-             expires_at = clock_timestamp()
-         FROM {CLAIMS} WHERE {OURS}"
-    )
-}

@@ -127,8 +127,12 @@ SELECT
         ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8
 FROM input
 LEFT JOIN claimed USING (message_id)
-LEFT JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = input.message_id
-    AND m.event_time = input.event_time
+LEFT JOIN LATERAL ( -- looked up only where it was not claimed
+    SELECT * FROM public.inbox_messages AS r
+    WHERE claimed.message_id IS NULL AND r.consumer = $1
+        AND r.message_id = input.message_id AND r.event_time = input.event_time
+    OFFSET 0
+) AS m ON TRUE
 ORDER BY place;
 
 -- extend leases
@@ -137,33 +141,26 @@ UPDATE public.inbox_messages AS m
      FROM unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
 
--- complete claims
+-- end claims
 UPDATE public.inbox_messages AS m
-     SET status = 'PROCESSED', processed_at = clock_timestamp(), outcome = i.outcome, finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
-     FROM unnest($2, $3, $4::uuid[], $5::text[])
-         AS i (message_id, event_time, token, outcome)
+     SET status = i.status, lease_token = NULL,
+         processed_at = CASE i.status WHEN 'PROCESSED' THEN clock_timestamp() END,
+         outcome = CASE i.status WHEN 'PROCESSED' THEN i.word ELSE m.outcome END,
+         last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
+         next_attempt_at = CASE i.status WHEN 'FAILED'
+             THEN clock_timestamp() + make_interval(secs => i.delay) END,
+         attempts = m.attempts - (i.status = 'PROCESSING')::int,
+         finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
+         expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
+     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
+         AS i (message_id, event_time, token, status, word, delay)
      WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
-
--- fail claims
-UPDATE public.inbox_messages AS m
-     SET status = 'FAILED', last_error = i.reason,
-         next_attempt_at = clock_timestamp() + make_interval(secs => i.delay), finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
-     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::float8[])
-         AS i (message_id, event_time, token, reason, delay)
-     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
-AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
-
--- release claims
-UPDATE public.inbox_messages AS m
-     SET attempts = m.attempts - 1, lease_token = NULL,
-         expires_at = clock_timestamp()
-     FROM unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
-AND m.lease_token = i.token AND m.status || '' = 'PROCESSING';
 
 -- park a claimed event
 WITH dead AS (UPDATE public.inbox_messages AS m
-     SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1, lease_token = NULL, expires_at = NULL
+     SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
+         lease_token = NULL, expires_at = NULL
      FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
      WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts)

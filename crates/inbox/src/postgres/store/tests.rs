@@ -18,7 +18,7 @@ use super::Store;
 use crate::connection::Connection;
 use crate::message::{Message, Origin};
 use crate::postgres::scope::Scope;
-use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
+use crate::record::{Cause, Claim, ClaimReply, End, UNFINISHED_MAX};
 
 const RUNS: u64 = 10;
 const STEPS: usize = 60;
@@ -211,8 +211,8 @@ impl Play {
     }
 
     async fn complete(&mut self, worker: usize, claim: Claim) -> String {
-        let store = &self.workers[worker];
-        let ours = store.sql().complete(store.client(), &[claim], &[Some("x")]).await.unwrap();
+        let (store, end) = (&self.workers[worker], End::Processed { outcome: Some("x") });
+        let ours = store.sql().end(store.client(), &[(claim, end)]).await.unwrap();
         assert_eq!(ours.len() == 1, self.model.end(claim, State::Processed, 1, 0));
         format!("worker {worker} completes: {ours:?}")
     }
@@ -220,15 +220,16 @@ impl Play {
     async fn fail(&mut self, worker: usize, claim: Claim) -> String {
         let due = self.random.random_bool(0.5);
         let delay = if due { Duration::ZERO } else { LONG };
-        let store = &self.workers[worker];
-        let ours = store.sql().fail(store.client(), &[claim], &["no"], &[delay]).await.unwrap();
+        let (store, end) = (&self.workers[worker], End::Failed { reason: "no", delay });
+        let ours = store.sql().end(store.client(), &[(claim, end)]).await.unwrap();
         assert_eq!(ours.len() == 1, self.model.end(claim, State::Failed { due }, 1, 0));
         format!("worker {worker} fails: {ours:?}")
     }
 
     async fn release(&mut self, worker: usize, claim: Claim) -> String {
         let store = &self.workers[worker];
-        let ours = store.sql().release(store.client(), &[claim]).await.unwrap() == 1;
+        let ended = store.sql().end(store.client(), &[(claim, End::GivenBack)]).await;
+        let ours = ended.unwrap().len() == 1;
         assert_eq!(ours, self.model.end(claim, State::Released, 0, -1));
         format!("worker {worker} releases: {ours}")
     }

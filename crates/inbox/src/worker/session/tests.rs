@@ -17,12 +17,19 @@ use crate::record::{Claim, Key};
 use crate::tally::Tally;
 use crate::worker::lease::{Leases, Over};
 
+fn id(seq: u64) -> MessageId {
+    let key = Key { id: uuid::Uuid::nil(), event_time: Timestamp::UNIX_EPOCH };
+    MessageId { stream_created: None, seq, key }
+}
+
 /// The first effect, or the one behind this. Names all: one that is added has to get its place.
 fn effect_after(last: Option<&Effect>) -> Option<Effect> {
     let replies = || vec![Subject::from("reply")];
     Some(match last {
         None => Effect::Start(Vec::new()),
-        Some(Effect::Start(_)) => Effect::Acknowledge("reply".into()),
+        Some(Effect::Start(_)) => Effect::Handle(vec![id(1)]),
+        Some(Effect::Handle(_)) => Effect::Withdraw(vec![id(1)]),
+        Some(Effect::Withdraw(_)) => Effect::Acknowledge("reply".into()),
         Some(Effect::Acknowledge(_)) => Effect::InProgress(replies()),
         Some(Effect::InProgress(_)) => Effect::GiveBack(replies()),
         Some(Effect::GiveBack(_)) => Effect::Leave(replies()),
@@ -60,6 +67,8 @@ fn notice_after(last: &Notice) -> Option<Notice> {
 #[derive(Debug)]
 enum Sign {
     Reported,
+    Begun,
+    Withdrawn,
     Read,
     Published(&'static [u8]),
     Room(usize),
@@ -72,6 +81,8 @@ enum Sign {
 fn sign_of(effect: &Effect) -> Sign {
     match effect {
         Effect::Start(_) => Sign::Reported,
+        Effect::Handle(_) => Sign::Begun,
+        Effect::Withdraw(_) => Sign::Withdrawn,
         Effect::Acknowledge(_) => Sign::Published(b"+ACK"),
         Effect::InProgress(_) => Sign::Published(IN_PROGRESS),
         Effect::GiveBack(_) => Sign::Published(GIVEN_BACK),
@@ -92,7 +103,7 @@ impl Work for Reporting {
     const SHARES: bool = false;
 
     async fn run(&self, _: Arc<Context>, _: Vec<Item>, reports: Reports) {
-        let _ = reports.send(Vec::new()).await;
+        let _ = reports.send(Said::Reported(Vec::new())).await;
     }
 }
 
@@ -179,18 +190,26 @@ async fn carry_out(nats: &Client, log: &Log, effect: Effect) {
     let (mut feed, intake) = feed::open();
     let mut session = session(nats, intake).await;
     let (reports, mut reported) = mpsc::channel(1);
-    let mut begun = Begun { jobs: JoinSet::new(), reports: Some(reports), loads: JoinSet::new() };
+    let (begins, begin) = oneshot::channel();
+    let mut begun = Begun {
+        jobs: JoinSet::new(),
+        reports: Some(reports),
+        waiting: HashMap::from([(id(1), begins)]),
+        loads: JoinSet::new(),
+    };
     let mut published = nats.subscribe("reply").await.unwrap();
     nats.flush().await.unwrap();
     let key = Key { id: uuid::Uuid::nil(), event_time: Timestamp::UNIX_EPOCH };
     let claim = Claim { key, token: uuid::Uuid::nil() };
-    let lease = session.context.leases.keep(claim, Instant::now());
+    let mut lease = session.context.leases.keep(claim, Instant::now());
     let logged = log.0.load(Ordering::Relaxed);
     let sign = sign_of(&effect);
     let ends = session.carry_out(effect, &mut begun).await.is_break();
     assert_eq!(ends, matches!(sign, Sign::Ended));
     match sign {
         Sign::Reported => drop(reported.recv().await.expect("a report")),
+        Sign::Begun => assert!(begin.await.is_ok()),
+        Sign::Withdrawn => assert!(begin.await.is_err()),
         Sign::Read => drop(begun.loads.join_next().await.expect("it is read").unwrap()),
         Sign::Published(text) => assert_eq!(published.next().await.unwrap().payload, text),
         Sign::Room(room) => assert!(feed.room_for(room).await.is_ok()),
@@ -219,5 +238,5 @@ async fn each_effect_is_carried_out() {
         done.unwrap_or_else(|_| panic!("nothing came of {what}"));
         carried_out += 1;
     }
-    assert_eq!(carried_out, 22, "the way from the first effect to the last misses some");
+    assert_eq!(carried_out, 24, "the way from the first effect to the last misses some");
 }

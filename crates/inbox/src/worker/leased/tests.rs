@@ -1,0 +1,167 @@
+//! Groups on a real server: what is wrong with one record keeps no other event.
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use lab::{Postgres, PostgresOptions};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use super::*;
+use crate::config::Config;
+use crate::connection::{Connect, Connection};
+use crate::engine::report::Outcome;
+use crate::engine::{Delivered, Lanes, Path, Term};
+use crate::message::MessageId;
+use crate::postgres::pool::Pool;
+use crate::postgres::scope::Scope;
+use crate::postgres::tables;
+use crate::tally::Tally;
+use crate::worker::lease::Leases;
+
+const EVENTS: u64 = 5;
+
+const ROLE: Uuid = Uuid::from_u128(99);
+
+/// More than a statement waits for a lock.
+const SOON: Duration = Duration::from_secs(5);
+
+struct Server {
+    postgres: Postgres,
+    client: Client,
+    context: Arc<Context>,
+}
+
+async fn server() -> Server {
+    let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+    let mut client = postgres.client("postgres").await.expect("connect");
+    crate::create_tables(&mut client, "public").await.expect("make the tables");
+    let sql = "INSERT INTO inbox_roles (consumer, token, owner, expires_at)
+               VALUES ('c', $1, 'w', 'infinity')";
+    client.execute(sql, &[&ROLE]).await.expect("take the role");
+    let partitions = tables::prepare(&client, "public", None).await.expect("make partitions");
+    let url = postgres.url("postgres");
+    let connect: Connect = Arc::new(move || {
+        let url = url.clone();
+        Box::pin(async move {
+            let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+            tokio::spawn(connection);
+            Ok(Connection::new(client))
+        })
+    });
+    let config = Config { stream: "S".into(), ..Config::new("c".into()) };
+    let scope = Scope {
+        schema: "public".into(),
+        consumer: "c".into(),
+        stream: "S".into(),
+        owner: "w".into(),
+        lease: config.lease,
+        takes_over: false,
+        lent: false,
+    };
+    let tally = Arc::new(Tally::default());
+    let context = Context {
+        pool: Arc::new(Pool::new(connect, scope)),
+        leases: Arc::new(Leases::new(config.lease, Arc::clone(&tally))),
+        config: Arc::new(config),
+        tally,
+        partitions: watch::Sender::new(Some(partitions)),
+        term: Term { token: ROLE, ..Term::default() },
+        handled: watch::Sender::default(),
+        may_forget: watch::Sender::new(false),
+    };
+    Server { postgres, client, context: Arc::new(context) }
+}
+
+/// Events of as many aggregates, as they are started.
+fn items() -> Vec<Item> {
+    let (mut lanes, now) = (Lanes::default(), Instant::now());
+    for seq in 1..=EVENTS {
+        let message = crate::engine::simulation::message(seq, EVENTS);
+        lanes.offer(Delivered { message, reply: None, path: Path::Careful }, now);
+    }
+    lanes.take(usize::MAX, |_| true)
+}
+
+fn event(seq: u128) -> Uuid {
+    Uuid::from_u128(seq)
+}
+
+/// Reports as they come, until there are so many.
+async fn reported(said: &mut mpsc::Receiver<Said>, count: usize) -> Vec<(u64, Report)> {
+    let mut reports = Vec::new();
+    while reports.len() < count {
+        match timeout(SOON, said.recv()).await.expect("somebody waits for a lock").expect("a word")
+        {
+            Said::Reported(many) => reports.extend(many.into_iter().map(|it| (it.id.seq, it))),
+            Said::Claimed(_) | Said::Left(MessageId { .. }) => {}
+        }
+    }
+    reports.sort_by_key(|(seq, _)| *seq);
+    reports
+}
+
+/// One is locked, one is gone, and one has been claimed by another worker.
+// proves: G-EFFECT-2
+#[tokio::test]
+async fn of_a_group_of_verdicts_each_has_its_own_end() {
+    let Server { postgres, client, context } = server().await;
+    let (reports, mut said) = mpsc::channel(64);
+    let claimed = claim_all(&context, items(), &reports).await;
+    assert_eq!(claimed.len() as u64, EVENTS);
+    assert!(reported(&mut said, 0).await.is_empty());
+    let mut other = postgres.client("postgres").await.expect("connect");
+    let locking = other.transaction().await.expect("begin");
+    let lock = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
+    locking.execute(lock, &[&event(2)]).await.expect("lock a record");
+    let delete = "DELETE FROM inbox_messages WHERE message_id = $1";
+    client.execute(delete, &[&event(3)]).await.expect("delete a record");
+    let steal = "UPDATE inbox_messages SET lease_token = gen_random_uuid() WHERE message_id = $1";
+    client.execute(steal, &[&event(4)]).await.expect("claim a record");
+
+    let (recorder, ended) = mpsc::channel(GROUP_MAX);
+    let recording = tokio::spawn(record(Arc::clone(&context), ended));
+    for (item, claimed) in claimed {
+        let (lease, reports) = (context.leases.keep(claimed.claim, claimed.since), reports.clone());
+        let decision = Some(Decision::Complete { outcome: None });
+        let ended = Ended { item, claimed, decision, _lease: lease, reports };
+        assert!(recorder.send(ended).await.is_ok());
+    }
+    let done = reported(&mut said, 4).await;
+    let outcomes: Vec<_> = done.iter().map(|(seq, it)| (*seq, &it.outcome)).collect();
+    let undone = &Outcome::Undone;
+    let expected = [(1, &Outcome::Processed), (3, undone), (4, undone), (5, &Outcome::Processed)];
+    assert_eq!(outcomes, expected, "each by its own row");
+    locking.rollback().await.expect("give the lock back");
+    let done = reported(&mut said, 1).await;
+    assert_eq!((done[0].0, &done[0].1.outcome), (2, &Outcome::Processed), "nobody locks it now");
+    drop(recorder);
+    recording.await.expect("it ends with its senders");
+}
+
+// proves: G-EFFECT-2
+#[tokio::test]
+async fn of_a_group_of_claims_one_that_is_locked_keeps_no_other() {
+    let Server { postgres, client, context } = server().await;
+    let (reports, mut said) = mpsc::channel(64);
+    let mut items = items();
+    let second = claim_all(&context, items.drain(1..2).collect(), &reports).await;
+    assert_eq!(second.len(), 1);
+    let fail = "UPDATE inbox_messages SET status = 'FAILED', lease_token = NULL, expires_at = NULL,
+                    finished_attempts = 1, next_attempt_at = $1";
+    client.execute(fail, &[&Timestamp::UNIX_EPOCH]).await.expect("make it due");
+    let mut other = postgres.client("postgres").await.expect("connect");
+    let locking = other.transaction().await.expect("begin");
+    locking.execute("SELECT FROM inbox_messages FOR UPDATE", &[]).await.expect("lock it");
+
+    items.extend(second.into_iter().map(|(item, _)| item));
+    let claimed = timeout(SOON, claim_all(&context, items.clone(), &reports)).await;
+    assert_eq!(claimed.expect("it waits for the lock").len() as u64, EVENTS - 1);
+    let done = reported(&mut said, 1).await;
+    assert_eq!((done[0].0, &done[0].1.outcome), (2, &Outcome::Undone));
+    locking.rollback().await.expect("give the lock back");
+    let claimed = claim_all(&context, items.split_off(4), &reports).await;
+    assert_eq!(claimed.len(), 1, "nobody locks it now");
+}
