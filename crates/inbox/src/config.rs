@@ -4,7 +4,7 @@ use outbox::quote;
 use outbox::spans::SpanSink;
 
 use crate::Error;
-use crate::engine::Backoff;
+use crate::engine::{Backoff, Rate};
 
 /// What an inbox needs to know, beside its connections.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub struct Config {
     pub ack_wait: Duration,
     /// How long to wait between attempts.
     pub backoff: Backoff,
+    /// How many events are begun in a time.
+    pub rate: Option<Rate>,
     /// The schema that holds the tables of the inbox.
     pub schema: String,
     /// For how long records are kept.
@@ -51,6 +53,7 @@ impl Config {
             max_attempts: 5,
             ack_wait: Duration::from_secs(30),
             backoff: crate::engine::backoff::EVENT,
+            rate: None,
             schema: "public".to_owned(),
             retention: None,
             decisions_retention: None,

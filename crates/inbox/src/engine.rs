@@ -13,6 +13,7 @@ mod consumer_engine;
 mod consumer_simulation;
 mod halving;
 mod lanes;
+mod rate;
 mod redrive_schedule;
 pub(crate) mod report;
 mod retry;
@@ -31,6 +32,7 @@ pub(crate) use halving::Halving;
 #[cfg(test)]
 pub(crate) use lanes::Lanes;
 pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};
+pub use rate::{Rate, RateError};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
 pub(crate) use report::Report;
 pub(crate) use retry::{Begin, Decision, begin, decide};

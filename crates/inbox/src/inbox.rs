@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::connection::{BoxError, Connect, ConnectNats, Connection};
-use crate::engine::Backoff;
+use crate::engine::{Backoff, Rate};
 use crate::nats::durable_consumer;
 use crate::worker::leased::{self, UnderLeases};
 use crate::worker::transactional::InTransactions;
@@ -206,6 +206,8 @@ settings! {
     ack_wait: Duration,
     /// How long to wait between attempts.
     backoff: Backoff,
+    /// How many events are begun in a time: as many as can be, if this is not set.
+    rate: Rate => Some,
     /// For how long the records of events are kept: for ever, if this is not set. An older event is
     /// never handled: it becomes a dead letter. Has to be more than the stream's `max_age` and a
     /// lease: a stream without one never forgets, and the inbox must not either. The record of a

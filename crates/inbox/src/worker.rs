@@ -295,6 +295,7 @@ impl<W: Work> Worker<W> {
             unacked_max: source.unacked_max(),
             ack_wait: source.ack_wait(),
             backoff: config.backoff,
+            rate: config.rate,
             counts,
         };
         let (feed, intake) = feed::open();

@@ -99,6 +99,22 @@ async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
     assert!((4..=20).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
 }
 
+/// Between the first and the last call there is the time that the rate asks for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_is_called_no_more_often_than_the_rate_says() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__RATE", "20/s");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    env.insert(60).await;
+    env.wait_stored(60).await;
+    let begin = Instant::now();
+    let (_network, _inbox, _admin) = run(&mut env, &service).await;
+    wait_processed(&env, 60).await;
+    // Two at once, and 58 in the time of 20 in a second.
+    assert!(begin.elapsed() >= Duration::from_millis(2_900), "{:?}", begin.elapsed());
+}
+
 /// Whoever supervises a process asks it from its start, and replaces one that does not answer.
 // proves: G-SEEN-1
 #[tokio::test(flavor = "multi_thread")]

@@ -40,6 +40,7 @@ use super::breaker::{Breaker, Convicted, Trouble};
 use super::capacity::Capacity;
 use super::consumer_effect::{Effect, Notice, Pause};
 use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
+use super::rate::{Bucket, Rate};
 use super::report::{Outcome, Report};
 use super::role_lease::{Role, Term};
 use crate::Summary;
@@ -76,6 +77,8 @@ pub(crate) struct ConsumerStart {
     /// After how long the broker delivers a message again.
     pub(crate) ack_wait: Duration,
     pub(crate) backoff: Backoff,
+    /// How many events are begun in a time, if that is limited.
+    pub(crate) rate: Option<Rate>,
     /// Of the sessions before.
     pub(crate) counts: Summary,
 }
@@ -119,6 +122,8 @@ pub(crate) struct ConsumerEngine {
     capacity: Capacity,
     leaving: Leaving,
     breaker: Breaker,
+    /// What is left of the rate.
+    bucket: Bucket,
     /// When the next probe is due, for people.
     next_probe_at: Option<Timestamp>,
     /// The most events in a job, as of now.
@@ -148,6 +153,7 @@ impl ConsumerEngine {
             capacity: Capacity::new(start.held_max, start.unacked_max),
             leaving: Leaving::default(),
             breaker: Breaker::new(start.backoff),
+            bucket: Bucket::new(start.rate, now),
             next_probe_at: None,
             batch: start.batch,
             jobs: 0,
@@ -234,7 +240,9 @@ impl ConsumerEngine {
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let (lanes_at, phase_at) = match self.phase {
             Phase::Running => {
-                let others = [self.breaker.next_probe(now), self.next_trim(now)];
+                let is_ready = |_: &_| self.lanes.ready().next().is_some();
+                let next_token = self.bucket.next_token(now).filter(is_ready);
+                let others = [self.breaker.next_probe(now), self.next_trim(now), next_token];
                 (self.lanes.next_due(), others.into_iter().flatten().min())
             }
             Phase::Finishing { until } | Phase::Abandoning { until } => (None, Some(until)),
@@ -423,11 +431,13 @@ impl ConsumerEngine {
             } else {
                 0
             };
+            let most = most.min(self.bucket.tokens(now));
             let items = self.breaker.take(&mut self.lanes, most, now);
             if items.is_empty() {
                 self.leaving.starved = most > 0;
                 return;
             }
+            self.bucket.take(items.len(), now);
             self.jobs += 1;
             if !shares {
                 self.groups.begun();
@@ -480,14 +490,5 @@ impl ConsumerEngine {
 
     fn tell(&mut self, notice: Notice) {
         self.effects.push_back(Effect::Tell(notice));
-    }
-
-    /// Why nothing is started, or only probes are, or nothing is taken in; if it is so.
-    pub(crate) fn pause(&self, now: Instant) -> Option<Pause<'_>> {
-        let handler = || self.breaker.pause().map(|(kind, reason)| Pause::Handler(kind, reason));
-        let broker = || self.surroundings.broker.as_deref().map(Pause::Broker);
-        let full =
-            || self.capacity.full().map(|full| Pause::Full { full, left: self.lanes.left() });
-        self.hindrance(now).or_else(handler).or_else(broker).or_else(full)
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use inbox::Rate;
 use inbox::http::{Accept, BodyForm, Proxy};
 use outbox::Table;
 use outbox::wire::SubjectTemplate;
@@ -123,6 +124,7 @@ pub(crate) struct ConsumerSettings {
     pub(crate) max_attempts: Count<1>,
     pub(crate) backoff_first: Time,
     pub(crate) backoff_max: Time,
+    pub(crate) rate: Option<Parsed<Rate>>,
     /// How long the handler may take to answer.
     pub(crate) timeout: Time,
     pub(crate) accept: Word<Accept>,

@@ -27,6 +27,15 @@ impl ConsumerEngine {
         }
     }
 
+    /// Why nothing is started, or only probes are, or nothing is taken in; if it is so.
+    pub(crate) fn pause(&self, now: Instant) -> Option<Pause<'_>> {
+        let handler = || self.breaker.pause().map(|(kind, reason)| Pause::Handler(kind, reason));
+        let broker = || self.surroundings.broker.as_deref().map(Pause::Broker);
+        let full =
+            || self.capacity.full().map(|full| Pause::Full { full, left: self.lanes.left() });
+        self.hindrance(now).or_else(handler).or_else(broker).or_else(full)
+    }
+
     /// The operator who keeps it from working, if nothing else does.
     pub(crate) fn held_by(&self, now: Instant) -> Option<&str> {
         match (self.hindrance(now), &self.surroundings.broker) {

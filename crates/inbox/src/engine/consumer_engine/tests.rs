@@ -14,7 +14,11 @@ fn term(server: i64) -> Term {
 }
 
 fn engine(term: Term, now: Instant) -> ConsumerEngine {
-    let start = ConsumerStart {
+    ConsumerEngine::new(start(term), now)
+}
+
+fn start(term: Term) -> ConsumerStart {
+    ConsumerStart {
         term,
         shares: false,
         lanes: 4,
@@ -23,9 +27,9 @@ fn engine(term: Term, now: Instant) -> ConsumerEngine {
         unacked_max: None,
         ack_wait: Duration::from_secs(30),
         backoff: Backoff { first: LEASE, max: LEASE },
+        rate: None,
         counts: Summary::default(),
-    };
-    ConsumerEngine::new(start, now)
+    }
 }
 
 /// Whether it ends as one that was taken over.
@@ -57,6 +61,29 @@ fn a_session_ends_when_the_role_was_taken_again_before_anybody_looked() {
     let mut engine = engine(term(1), now);
     assert!(!is_taken_over(&mut engine, Role::Active { term: term(1), until: now + LEASE }, now));
     assert!(is_taken_over(&mut engine, Role::Active { term: term(2), until: now + LEASE }, now));
+}
+
+/// Nothing else may happen meanwhile.
+#[test]
+fn what_the_rate_keeps_is_begun_as_soon_as_it_may() {
+    let now = Instant::now();
+    let rate = Some("10/s".parse().expect("a rate"));
+    let mut engine = ConsumerEngine::new(ConsumerStart { rate, ..start(term(1)) }, now);
+    for seq in [1, 2] {
+        engine.delivered(now, delivered(seq, 9, None, Path::Careful));
+    }
+    let role = Role::Active { term: term(1), until: now + LEASE };
+    engine.look(Surroundings { role, ..Surroundings::default() });
+    let begun = |engine: &mut ConsumerEngine, now| {
+        engine.turn(now);
+        let effects = std::iter::from_fn(|| engine.next_effect());
+        effects.map(|it| if let Effect::Start(items) = it { items.len() } else { 0 }).sum::<usize>()
+    };
+    assert_eq!(begun(&mut engine, now), 1);
+    let next = now + Duration::from_millis(100);
+    assert_eq!(engine.next_due(now), Some(next));
+    assert_eq!(begun(&mut engine, next), 1);
+    assert!(engine.next_due(next).is_some_and(|it| it > next + LEASE), "nothing is kept");
 }
 
 /// A letter that is handled once more has its place before all of them, or in another stream.

@@ -1,5 +1,7 @@
 //! A worker: the role, the sessions, and what feeds them.
 
+mod rates;
+
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -49,6 +51,8 @@ pub(super) struct Process {
 
 pub(super) struct Session {
     pub(super) id: u64,
+    /// When so many events were begun.
+    begun: Vec<(Instant, usize)>,
     /// The role's, when it began.
     token: Uuid,
     pub(super) engine: ConsumerEngine,
@@ -256,6 +260,7 @@ impl World {
         let Some(term) = self.workers[worker].active_term(now) else {
             return self.of_process_after(worker, 50, 300, OfProcess::Begin);
         };
+        let (id, rate) = self.rated();
         let start = ConsumerStart {
             term,
             shares: self.shares,
@@ -265,10 +270,12 @@ impl World {
             unacked_max: Some(self.mix.unacked_max),
             ack_wait: ACK_WAIT,
             backoff: BACKOFF,
+            rate,
             counts: Summary::default(),
         };
         let session = Session {
-            id: self.number(),
+            id,
+            begun: Vec::new(),
             token: self.workers[worker].token,
             engine: ConsumerEngine::new(start, now),
             feed: VecDeque::new(),
@@ -371,6 +378,7 @@ impl World {
         let (count, most) = if self.shares { (jobs, LANES) } else { (claiming, CLAIMING_MAX) };
         assert!(count < most, "too many jobs at a time");
         assert!(!self.shares || items.len() <= BATCH, "{} in a job", items.len());
+        self.check_rate(session, items.len());
         let paused = before.handler;
         let next_probe_at = paused.next_probe_at.filter(|_| !session.may_probe);
         let waits = next_probe_at.is_some_and(|at| at > self.time());
@@ -402,6 +410,7 @@ impl World {
         let Some(session) = &mut self.workers[worker].session else { return };
         match effect {
             Effect::Start(items) => {
+                session.begun.push((now, items.len()));
                 session.at_work.extend(items.iter().map(|it| it.id().seq));
                 self.begin_job(worker, items);
             }

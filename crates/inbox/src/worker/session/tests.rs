@@ -164,6 +164,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         unacked_max: None,
         ack_wait: Duration::from_secs(30),
         backoff: crate::engine::backoff::EVENT,
+        rate: None,
         counts: Summary::default(),
     };
     Session {

@@ -7,12 +7,16 @@ use crate::config::Consumer;
 /// An inbox as the settings want it, without its connections.
 pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
     let it = &consumer.settings;
-    Inbox::builder(&consumer.name)
+    let builder = Inbox::builder(&consumer.name)
         .stream(&consumer.stream)
         .filter_subjects(it.subjects.clone().unwrap_or_default())
         .lanes(it.concurrency.get())
         .lease(it.lease.0)
         .ack_wait(it.ack_wait.0)
         .max_attempts(it.max_attempts.0)
-        .backoff(Backoff { first: it.backoff_first.0, max: it.backoff_max.0 })
+        .backoff(Backoff { first: it.backoff_first.0, max: it.backoff_max.0 });
+    match &it.rate {
+        Some(rate) => builder.rate(rate.0),
+        None => builder,
+    }
 }
