@@ -1,11 +1,12 @@
 //! What feeds a session: the source, the redrive, and what was left in the stream.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use async_nats::Subject;
 use rand::RngExt;
 
-use super::broker_model::{Arrival, reply_to};
+use super::broker_model::{Arrival, reply_to, seq_of};
 use super::{AGGREGATES, Fate, OfSession, World, id_of, message};
 use crate::engine::{Delivered, Due, Load, Loaded, Path, Task};
 use crate::message::Whence;
@@ -145,6 +146,16 @@ impl World {
         let Some(session) = &mut self.workers[worker].session else { return };
         if !session.engine.is_stopping() {
             session.engine.loaded(self.now, Loaded { lane, messages });
+        }
+    }
+
+    /// The engine names them in any order: a seed has to lose the same ones each time.
+    pub(super) fn deliver_again_at(&mut self, mut replies: Vec<Subject>, at: Instant) {
+        replies.sort_unstable_by_key(seq_of);
+        for reply in replies {
+            if !self.chance(self.mix.lost) {
+                self.broker.deliver_again_at(&reply, at);
+            }
         }
     }
 }

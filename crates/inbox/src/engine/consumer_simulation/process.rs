@@ -5,7 +5,6 @@ mod rates;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use async_nats::Subject;
 use rand::RngExt;
 use uuid::Uuid;
 
@@ -459,16 +458,6 @@ impl World {
                 assert_eq!(self.nature(stream_seq), Nature::Downer, "{stream_seq} is blamed");
             }
             Effect::Tell(_) | Effect::End => {}
-        }
-    }
-
-    /// The engine names them in any order: a seed has to lose the same ones each time.
-    fn deliver_again_at(&mut self, mut replies: Vec<Subject>, at: Instant) {
-        replies.sort_unstable_by_key(seq_of);
-        for reply in replies {
-            if !self.chance(self.mix.lost) {
-                self.broker.deliver_again_at(&reply, at);
-            }
         }
     }
 
