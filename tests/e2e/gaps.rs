@@ -3,9 +3,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use async_nats::jetstream::stream::DiscardPolicy;
 use lab::Direction;
 use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
+
+use crate::any_stream::edit;
 
 /// Has published ten events, and stopped cleanly.
 async fn env() -> (TestEnv, Vec<uuid::Uuid>) {
@@ -57,6 +60,33 @@ async fn a_gap_whose_rows_lose_their_transactions_before_it_is_filled_costs_no_e
         stored.sort_unstable();
         expected.sort_unstable();
         assert_eq!(stored, expected, "{dropped}");
+    }
+}
+
+/// The stream is full, and a refused attempt has rewritten rows that the log brings.
+// proves: G-ONCE-1
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_was_tried_before_its_transaction_was_forgotten_is_stored_once() {
+    for restarts in [false, true] {
+        let (env, mut expected) = env().await;
+        edit(&env, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
+        let mut relay = env.relay();
+        relay.wait_active().await;
+        expected.extend(env.insert_each(5).await);
+        env.wait_sent().await;
+        env.execute("UPDATE outbox_events SET publish_attempts = 1 WHERE published_at IS NULL")
+            .await;
+        env.execute("ALTER TABLE outbox_events DROP COLUMN txid CASCADE").await;
+        env.setup().await;
+        if restarts {
+            relay.kill9().await;
+            relay = env.relay();
+        }
+        edit(&env, |it| it.max_messages = -1).await;
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        assert_eq!(env.stored_ids().await, expected, "restarts: {restarts}");
+        drop(relay);
     }
 }
 

@@ -172,23 +172,41 @@ impl Browser {
         self.command("POST", "/execute/sync", &body).await
     }
 
-    async fn find(&self, selector: &str) -> String {
-        let body = json!({ "using": "css selector", "value": selector });
-        let found = self.command("POST", "/element", &body).await;
-        found[ELEMENT].as_str().expect("an element").to_owned()
+    /// Does something to the element that a CSS selector finds first; again to another that the page
+    /// has put in its place.
+    async fn act(&self, selector: &str, action: &str, body: &Value) {
+        let find = json!({ "using": "css selector", "value": selector });
+        loop {
+            let found = self.command("POST", "/element", &find).await;
+            let element = found[ELEMENT].as_str().expect("an element");
+            let path = format!("{}/element/{element}/{action}", self.session);
+            match self.try_send("POST", &path, Some(body)).await {
+                Ok(_) => return,
+                Err(error) if error.contains("stale") => {}
+                Err(error) => panic!("{selector}: {error}"),
+            }
+        }
     }
 
     /// Clicks the element that a CSS selector finds first.
     pub async fn click(&self, selector: &str) {
-        let element = self.find(selector).await;
-        self.command("POST", &format!("/element/{element}/click"), &json!({})).await;
+        self.act(selector, "click", &json!({})).await;
+    }
+
+    /// Clicks, and waits until another document is there.
+    pub async fn click_through(&self, selector: &str) {
+        self.script("window.isLeft = true").await;
+        self.click(selector).await;
+        until(DEADLINE, "another page is there", async || {
+            let script = "return !window.isLeft && document.readyState === 'complete'";
+            self.script(script).await == json!(true)
+        })
+        .await;
     }
 
     /// Types into it.
     pub async fn type_into(&self, selector: &str, text: &str) {
-        let element = self.find(selector).await;
-        let path = format!("/element/{element}/value");
-        self.command("POST", &path, &json!({ "text": text })).await;
+        self.act(selector, "value", &json!({ "text": text })).await;
     }
 
     /// Presses keys, one after the other.

@@ -4,6 +4,7 @@ use support::{DEADLINE, until};
 
 use super::stage::Stage;
 
+/// An event blocks its aggregate. It is found from the first screen, its payload is mended, and it is
 /// published before what waits for it, once.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
@@ -19,13 +20,7 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     browser.wait_text("h1", "Dead letters").await;
     browser.go(&stage.url(&format!("/dead-letters/relay/{id}"))).await;
     assert!(!browser.text("main").await.contains("9007199254740993"), "hidden until asked for");
-    browser
-        .click(
-            "form[action$='/dead-letters/relay/{id}'] button"
-                .replace("{id}", &id.to_string())
-                .as_str(),
-        )
-        .await;
+    browser.click_through(&format!("form[action$='/dead-letters/relay/{id}'] button")).await;
     let shown = browser.script("return document.querySelector('#payload').value").await;
     assert!(shown.as_str().expect("a text").contains("9007199254740993"), "{shown}");
     let mend =
@@ -51,7 +46,6 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
 mod long {
     use super::*;
 
-    /// An event blocks its aggregate. It is found from the first screen, its payload is mended, and it is
     /// Many are discarded by the relay: the browser is closed meanwhile.
     #[tokio::test(flavor = "multi_thread")]
     async fn work_on_many_goes_on_when_the_browser_is_closed() {
@@ -89,7 +83,7 @@ mod long {
         browser.press("gw").await;
         browser.wait_text("main", "Not compared since").await;
         let compare = async || {
-            browser.click("form[action$='/work/comparisons/relay'] button").await;
+            browser.click_through("form[action$='/work/comparisons/relay'] button").await;
             browser.wait_text("h1", "Work").await;
             until(DEADLINE, "it has ended", async || {
                 browser.reload().await;

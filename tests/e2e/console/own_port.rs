@@ -1,7 +1,5 @@
 //! The pages that a relay serves beside its API.
 
-use std::time::{Duration, Instant};
-
 use support::{DEADLINE, get};
 
 use super::stage::Stage;
@@ -36,10 +34,8 @@ async fn a_relay_serves_the_console_at_its_own_port() {
 
     browser.go(&stage.url("/")).await;
     browser.wait_text(".as-of", "live").await;
-    let began = Instant::now();
     stage.relay.sigterm();
     stage.relay.wait_exit(DEADLINE).await;
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     let log = stage.relay.log();
     assert!(!log.contains("did not end in time"), "{log}");
 }

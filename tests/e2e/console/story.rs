@@ -32,7 +32,7 @@ async fn requeue_a_group(count: i64) {
     browser.type_into("#why", "the service is mended").await;
     browser.click("form[action$='/dead-letters/work'] button").await;
     browser.wait_text("h1", "Work").await;
-    browser.wait_text("main", "running").await;
+    browser.wait_text("main", "50/s").await;
     browser.screenshot("story-running").await;
     drop(browser);
 

@@ -95,14 +95,8 @@ impl Daemon {
 
     /// Waits until the log contains `text`.
     pub(super) async fn wait_log(&self, text: &str) -> Result<()> {
-        self.wait_line(&[text]).await
-    }
-
-    /// Waits until a line of the log contains all of `texts`.
-    pub(super) async fn wait_line(&self, texts: &[&str]) -> Result<()> {
-        let what = format!("{} says `{}`", self.name, texts.join("` and `"));
-        let says = |line: &str| texts.iter().all(|text| line.contains(text));
-        until(&what, async || Ok(self.process.log().lines().any(says))).await
+        let what = format!("{} says `{text}`", self.name);
+        until(&what, async || Ok(self.process.log().contains(text))).await
     }
 
     /// Waits until it has the slot.

@@ -109,6 +109,15 @@ struct Shown {
     last: Option<Ended>,
 }
 
+impl Runs {
+    /// The run that ends, if one is under way.
+    fn end(&mut self, error: Option<String>, result: Option<Comparison>) -> Option<AbortHandle> {
+        let Running { run, task, .. } = self.running.take()?;
+        self.last = Some(Ended { run, ended_at: Timestamp::now(), error, result });
+        Some(task)
+    }
+}
+
 impl Verify {
     /// `config` has no pool: a run takes connections of its own.
     pub(super) fn new(config: Arc<Config>) -> Self {
@@ -126,13 +135,6 @@ impl Verify {
             Under { run: it.run.clone(), read: progress.read, expected: progress.expected }
         });
         json(&Shown { running, last: runs.last.clone() })
-    }
-
-    fn end(&self, error: Option<String>, result: Option<Comparison>) {
-        let mut runs = self.runs();
-        if let Some(Running { run, .. }) = runs.running.take() {
-            runs.last = Some(Ended { run, ended_at: Timestamp::now(), error, result });
-        }
     }
 
     fn begin(&self, run: Run) -> Result<(), ApiError> {
@@ -161,12 +163,12 @@ impl Verify {
                         findings: report.counts.iter().map(found).collect(),
                     };
                     info!(rows = result.rows, kinds = result.findings.len(), "compared");
-                    this.end(None, Some(result));
+                    this.runs().end(None, Some(result));
                 }
                 Err(error) => {
                     let error = crate::errors::chain(&error.into());
                     warn!(error, "could not compare table and stream");
-                    this.end(Some(error), None);
+                    this.runs().end(Some(error), None);
                 }
             }
         };
@@ -209,9 +211,8 @@ async fn begin(
 }
 
 async fn cancel(State(verify): State<Verify>) -> Result<StatusCode, ApiError> {
-    let task = verify.runs().running.as_ref().map(|it| it.task.clone());
+    let task = verify.runs().end(Some("cancelled".into()), None);
     let none = || ApiError::new(StatusCode::CONFLICT, "no comparison is under way");
     task.ok_or_else(none)?.abort();
-    verify.end(Some("cancelled".into()), None);
     Ok(StatusCode::ACCEPTED)
 }

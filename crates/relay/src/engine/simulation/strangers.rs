@@ -33,7 +33,8 @@ impl World {
             (0, _) => BrokerInput::Stranger("another stream answers".into()),
             (1, None) if is_fenced => BrokerInput::Acked { epoch, index, seq, is_duplicate: false },
             (1, Some(part)) => BrokerInput::Ended { batch: part.batch, count: 0, seq },
-            (2, None) => {
+            // A copy that is said to be there already is believed in every mode.
+            (2, None) if !self.is_copy(message.id) => {
                 let seq = self.rng.random_range(1..=self.stream.len().max(1)) as u64;
                 BrokerInput::Acked { epoch, index, seq, is_duplicate: true }
             }
