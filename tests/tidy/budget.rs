@@ -8,21 +8,21 @@ use super::{files, read, root};
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
     ("console", 5278),
-    ("inbox", 9314),
+    ("inbox", 9385),
     ("lab", 6534),
-    ("operate", 13179),
+    ("operate", 13236),
     ("outbox", 2137),
     ("pgoutput", 481),
     ("relay", 18047),
     ("servers", 2349),
-    ("tailpost", 12171),
+    ("tailpost", 12199),
 ];
 
 /// Settings of the configuration file.
 const SETTINGS: usize = 105;
 
 /// Words of `docs/`.
-const WORDS: usize = 25_000;
+const WORDS: usize = 25_027;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;

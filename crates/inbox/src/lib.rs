@@ -65,7 +65,7 @@ pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};
 pub use nats::durable_consumer::RewindMethod;
 pub use postgres::tables::{Keep, Maintained, Upkept, create_tables, look_after, render_tables};
-pub use rewind::RewindState;
+pub use rewind::{RewindOnly, RewindState};
 pub use status::{
     BreakerState, Claims, DeadLetterCounts, Handler, LeaseCounts, State, Status, Summary,
 };

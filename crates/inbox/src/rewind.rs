@@ -1,6 +1,9 @@
 //! A request that a consumer goes back in its stream.
 
+use std::fmt;
+
 use jiff::Timestamp;
+use outbox::Event;
 use serde::{Deserialize, Serialize};
 
 /// How far a rewind is that was requested.
@@ -19,6 +22,9 @@ pub struct RewindState {
     pub until_sequence: u64,
     /// Whether they are at all.
     pub again: bool,
+    /// Which of them.
+    #[serde(flatten)]
+    pub only: RewindOnly,
     /// When it was requested.
     pub requested_at: Timestamp,
     /// By the role in the database, and who the client said it was.
@@ -33,6 +39,47 @@ pub struct RewindState {
     pub ended_at: Option<Timestamp>,
     /// `rewound`, `cancelled`, or why it was given up.
     pub outcome: Option<String>,
+}
+
+/// Which processed events are handled again: those that are of all that is named here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewindOnly {
+    /// The type of their aggregate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregate_type: Option<String>,
+    /// Its id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregate_id: Option<String>,
+    /// Their own type.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+}
+
+impl RewindOnly {
+    /// Whether all events are meant.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether this event is meant.
+    #[must_use]
+    pub fn means(&self, event: &Event) -> bool {
+        let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|it| it == name);
+        is(&self.aggregate_type, &event.aggregate_type)
+            && is(&self.aggregate_id, &event.aggregate_id)
+            && is(&self.event_type, &event.event_type)
+    }
+}
+
+impl fmt::Display for RewindOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let aggregate = self.aggregate_type.as_ref().zip(self.aggregate_id.as_ref());
+        let aggregate = aggregate.map(|(kind, id)| format!("aggregate {kind}:{id}"));
+        let event_type = self.event_type.as_ref().map(|it| format!("type {it}"));
+        let words: Vec<_> = aggregate.into_iter().chain(event_type).collect();
+        f.write_str(&words.join(" and "))
+    }
 }
 
 impl RewindState {

@@ -99,7 +99,8 @@ fn of_inbox(schema: &str) -> String {
              'control ' || to_char(id, 'FM0000000000000000000')
          FROM {schema}.inbox_control_audit
          UNION ALL
-         SELECT requested_at, 'rewind', requested_by, NULL, reason, NULL, NULL, consumer, NULL,
+         SELECT requested_at, 'rewind', requested_by, NULL, reason, NULL,
+             aggregate_type || ':' || aggregate_id, consumer, NULL,
              'rewind ' || to_char(id, 'FM0000000000000000000')
          FROM {schema}.inbox_rewinds"
     ))

@@ -3,6 +3,7 @@
 use async_nats::jetstream::consumer::{self, DeliverPolicy, pull};
 use futures_util::StreamExt;
 use lab::NatsOptions;
+use outbox::Event;
 use serde_json::{Value, json};
 use support::{DEADLINE, TestEnvOptions, until};
 
@@ -125,6 +126,63 @@ async fn again_once_more_each(mode: &str, nats: NatsOptions, method: &str) {
     worker.stop().await;
 }
 
+/// The records of other events stay, and so do dead letters. It goes back no further than to the first
+/// event that is meant.
+// proves: G-REWIND-3
+#[tokio::test(flavor = "multi_thread")]
+async fn of_an_aggregate_or_a_type_alone_effects_are_repeated_alone() {
+    let (inbox, worker) = begun("transactional", NatsOptions::default()).await;
+    inbox.publish_many(0, 200, &json!({})).await;
+    let paid = Event::new("order", "o-3", "OrderPaid", &json!({ "n": 200 })).expect("an event");
+    inbox.publish_to("outbox.order.OrderPaid", &paid).await;
+    let dead = inbox.publish("o-3", json!({ "n": 201, "dead": true })).await;
+    inbox.wait_count("inbox_dead_letter", 1).await;
+    inbox.wait_acked().await;
+
+    let of_one = "--since 1h --again --aggregate order:o-3";
+    let plan = rewind_json(&inbox, of_one).await["plan"].clone();
+    assert_eq!(
+        (&plan["from_sequence"], &plan["aggregate_id"]),
+        (&json!(4), &json!("o-3")),
+        "{plan}"
+    );
+    // Three messages are before it, and twenty others and the dead letter are its own.
+    for (what, n) in [("messages", 199), ("processed", 21), ("others", 177), ("dead", 1)] {
+        assert_eq!(plan[what], n, "{what}: {plan}");
+    }
+    assert_eq!((&plan["handled"], &plan["skipped"]), (&json!(21), &json!(178)), "{plan}");
+    let (text, _) = rewind(&inbox, 0, of_one).await;
+    assert!(text.contains("aggregate order:o-3, handled again"), "{text}");
+    assert!(text.contains("177 were processed and are not meant: skipped"), "{text}");
+
+    let done = rewind_json(&inbox, &format!("{of_one} --execute --why fixed")).await;
+    assert_eq!(done["rewind"]["removed"], 21, "{done}");
+    inbox.wait_count("effects", 201 + 21).await;
+    inbox.wait_acked().await;
+    assert_repeated(&inbox, 201, 21).await;
+    let others = "effects JOIN inbox_decisions ON message_id = event_id AND decision = 'rewind'
+        WHERE aggregate_id <> 'o-3'";
+    assert_eq!(inbox.count(others).await, 0, "of other aggregates");
+
+    let done =
+        rewind_json(&inbox, "--to-sequence 1 --again --type OrderPaid --execute --why late").await;
+    assert_eq!(
+        (&done["rewind"]["removed"], &done["rewind"]["from_sequence"]),
+        (&json!(1), &json!(201))
+    );
+    let both = "--to-sequence 1 --again --aggregate order:o-3 --type OrderPlaced --execute --why x";
+    let done = rewind_json(&inbox, both).await;
+    assert_eq!(done["rewind"]["removed"], 20, "{done}");
+    inbox.wait_count("effects", 201 + 21 + 1 + 20).await;
+    inbox.wait_acked().await;
+    let paid = format!("effects WHERE event_id = '{}'", paid.id);
+    assert_eq!(inbox.count(&paid).await, 3);
+    assert_eq!(inbox.count("effects").await, 201 + 21 + 1 + 20);
+    let letter = format!("inbox_messages WHERE message_id = '{dead}' AND status = 'DEAD'");
+    assert_eq!(inbox.count(&letter).await, 1, "a dead letter is not handled again");
+    worker.stop().await;
+}
+
 /// Servers before 2.14 cannot reset a consumer.
 // proves: G-REWIND-3
 #[tokio::test(flavor = "multi_thread")]
@@ -188,6 +246,18 @@ async fn a_rewind_that_makes_no_sense_is_refused() {
     let unknown = ["inbox", "rewind", "--consumer", "nobody", "--since", "1h", "--execute"];
     let (_, told) = inbox.env.ends_with(3, &unknown).await;
     assert!(told.contains("stream \"OUTBOX\" has no consumer \"nobody\""), "{told}");
+    for (filter, problem) in [
+        ("--aggregate order:o-1", "--aggregate and --type need --again"),
+        ("--again --aggregate order", "expected TYPE:ID, such as order:o-17"),
+        ("--again --type=", "a value is required for '--type"),
+    ] {
+        let (_, told) = rewind(&inbox, 2, &format!("--to-sequence 1 {filter}")).await;
+        assert!(told.contains(problem), "{told}");
+    }
+    let (_, told) = rewind(&inbox, 4, "--to-sequence 1 --again --type Orderplaced").await;
+    assert!(
+        told.contains("no message from sequence 1 on that was delivered is of type Orderplaced")
+    );
     let (_, told) = rewind(&inbox, 3, "--cancel").await;
     assert!(told.contains("no rewind of worker"), "{told}");
 
@@ -206,6 +276,9 @@ async fn a_rewind_that_makes_no_sense_is_refused() {
     let (told, _) = rewind(&inbox, 0, "--to-sequence 11 --execute").await;
     assert!(told.contains("requested: the next worker"), "{told}");
     rewind(&inbox, 4, "--to-sequence 12 --execute").await;
+    let other = "--to-sequence 11 --again --type OrderPlaced --execute --why x";
+    let (_, told) = rewind(&inbox, 4, other).await;
+    assert!(told.contains("to sequence 11 already, as"), "{told}");
     rewind(&inbox, 0, "--cancel").await;
     assert_eq!(inbox.count("inbox_rewinds WHERE outcome = 'cancelled'").await, 1);
     inbox.set("WORKER_CONSUMER", "worker");

@@ -5,9 +5,10 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use jiff::Timestamp;
 
 use crate::Error;
-use crate::message::Origin;
+use crate::message::{Message, Origin};
 use crate::nats::{durable_consumer, stored_message};
 use crate::record::Key;
+use crate::rewind::RewindOnly;
 
 /// Messages asked for at a time: each may be as large as the broker allows.
 const READ_AHEAD: usize = 32;
@@ -65,8 +66,36 @@ pub async fn keys(
     nats: &Client,
     origin: &Origin,
     filters: &[String],
-    (first, last): (u64, u64),
+    range: (u64, u64),
 ) -> Result<Vec<(u64, Key)>, Error> {
+    read(nats, origin, filters, range, |it| (it.stream_seq, it.key)).await
+}
+
+/// As [`keys`], and which of them a rewind means.
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn meant(
+    nats: &Client,
+    origin: &Origin,
+    filters: &[String],
+    range: (u64, u64),
+    only: &RewindOnly,
+) -> Result<Vec<(u64, Key, bool)>, Error> {
+    // A message that cannot be read is no event of anything.
+    let means = |it: &Message| it.event.as_ref().map_or(only.is_all(), |it| only.means(it));
+    read(nats, origin, filters, range, |it| (it.stream_seq, it.key, means(&it))).await
+}
+
+async fn read<T>(
+    nats: &Client,
+    origin: &Origin,
+    filters: &[String],
+    (first, last): (u64, u64),
+    of: impl Fn(Message) -> T,
+) -> Result<Vec<T>, Error> {
+    let of = &of;
     let read = |seq| stored_message::get(nats, &origin.stream, seq);
     stream::iter(first..=last)
         .map(read)
@@ -74,7 +103,7 @@ pub async fn keys(
         .try_filter_map(async |stored| {
             let stored = stored.filter(|it| durable_consumer::take(filters, &it.subject));
             let message = stored.map(|it| it.understood(origin)).filter(|it| !it.is_marker());
-            Ok(message.map(|it| (it.stream_seq, it.key)))
+            Ok(message.map(of))
         })
         .try_collect()
         .await

@@ -177,8 +177,20 @@ impl Rewinding {
         error!(consumer, from, given, "{why}: the consumer goes back to what is handled");
         self.context.tally.went_back();
         let (from, until) = (from.cast_signed(), given.cast_signed());
-        let parameters: [&(dyn ToSql + Sync); 8] =
-            [consumer, &origin.stream, &origin.created, &from, &until, &false, &FOLLOWS, &why];
+        let all = None::<&str>;
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            consumer,
+            &origin.stream,
+            &origin.created,
+            &from,
+            &until,
+            &false,
+            &FOLLOWS,
+            &why,
+            &all,
+            &all,
+            &all,
+        ];
         let sql = rewind_records::request(&self.schema);
         requested(&asked(&self.context.pool, REWINDING, &sql, &parameters).await?)
     }
@@ -284,9 +296,10 @@ impl Rewinding {
                 return Ok(false);
             }
             let next = (removed_to + READ_AT_ONCE).min(rewind.until_sequence);
-            let keys = stream_range::keys(nats, &origin, &filters, (removed_to + 1, next)).await?;
+            let range = (removed_to + 1, next);
+            let keys = stream_range::meant(nats, &origin, &filters, range, &rewind.only).await?;
             let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
-                keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
+                keys.iter().filter(|it| it.2).map(|(_, it, _)| (it.id, it.event_time)).unzip();
             let (before, after) = (removed_to.cast_signed(), next.cast_signed());
             let parameters: [&(dyn ToSql + Sync); 7] =
                 [&config.consumer, &ids, &times, &rewind.id, &before, &after, &term.token];

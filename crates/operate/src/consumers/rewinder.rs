@@ -13,7 +13,7 @@ use async_nats::jetstream::stream::Stream;
 use inbox::access::durable_consumer::{self, filters_of};
 use inbox::access::stream_range::{self, StoredAt};
 use inbox::access::{Config, MAKE_DURABLE, Origin, Unhandled, rewind_records};
-use inbox::{Builder, Connection, Error, RewindMethod, RewindState};
+use inbox::{Builder, Connection, Error, RewindMethod, RewindOnly, RewindState};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::sync::watch;
@@ -77,6 +77,9 @@ pub struct RewindPlan {
     pub method: RewindMethod,
     /// Whether processed events are handled again.
     pub again: bool,
+    /// Which of them.
+    #[serde(flatten)]
+    pub only: RewindOnly,
     /// What comes again from there on.
     #[serde(flatten)]
     pub counts: RewindCounts,
@@ -91,6 +94,8 @@ pub struct RewindCounts {
     pub messages: u64,
     /// Events that have had their effect, by their records.
     pub processed: u64,
+    /// These too, but they are not meant.
+    pub others: u64,
     /// These too, but they are older than the inbox remembers: their records stay.
     pub kept: u64,
     /// Dead letters, and those that were discarded.
@@ -122,13 +127,15 @@ impl Rewinder {
         Ok(Self { config, nats, connection, schema })
     }
 
-    /// Works out what a rewind would do, and changes nothing. `looked_at` tells how many of how many
-    /// sequences were looked up.
+    /// Works out what a rewind would do, and changes nothing. With `again` the events that are meant
+    /// are handled again if they were processed; then it goes back to the first of them. `looked_at`
+    /// tells how many of how many sequences were looked up.
     ///
     /// # Errors
     ///
-    /// [`Error::NoConsumer`]; [`Error::Refused`] if the target is not before the consumer's place, or
-    /// nobody can carry it out; if a server refuses or does not answer.
+    /// [`Error::NoConsumer`]; [`Error::Refused`] if the target is not before the consumer's place,
+    /// nothing that is meant comes again, or nobody can carry it out; if a server refuses or does not
+    /// answer.
     ///
     /// # Cancel safety
     ///
@@ -136,7 +143,7 @@ impl Rewinder {
     pub async fn plan(
         &self,
         target: RewindTarget,
-        again: bool,
+        (again, only): (bool, RewindOnly),
         looked_at: &watch::Sender<(u64, u64)>,
     ) -> Result<RewindPlan, Error> {
         let config = &self.config;
@@ -148,6 +155,9 @@ impl Rewinder {
         let worker_active = self.has_worker().await?;
         let delivered = found.delivered.stream_sequence;
         let (from, reaches_beyond_stream) = self.find_target(&stream, target, delivered).await?;
+        let filters = filters_of(&found.config);
+        let meant = self.first_meant(&stream, &filters, (from, delivered), &only).await?;
+        let from = meant.ok_or_else(|| nothing_is_meant(&only, from))?;
         let first = stream.cached_info().state.first_sequence;
         let first_stored = stream_range::first_from(&self.nats, &config.stream, first).await?;
         let begins = durable_consumer::begins_at(Some(&found), from.seq);
@@ -170,10 +180,11 @@ impl Rewinder {
             reaches_beyond_stream,
             method,
             again,
+            only,
             worker_active,
             counts: RewindCounts::default(),
         };
-        self.count(&mut plan, &filters_of(&found.config), looked_at).await?;
+        self.count(&mut plan, &filters, looked_at).await?;
         Ok(plan)
     }
 
@@ -232,6 +243,30 @@ impl Rewinder {
         }
     }
 
+    /// The first message from `from` on that is meant: there is none to go back further for.
+    async fn first_meant(
+        &self,
+        stream: &Stream,
+        filters: &[String],
+        (from, delivered): (StoredAt, u64),
+        only: &RewindOnly,
+    ) -> Result<Option<StoredAt>, Error> {
+        if only.is_all() {
+            return Ok(Some(from));
+        }
+        let (nats, origin) = (&self.nats, Origin::of(&self.config, stream));
+        let mut next = from.seq;
+        while next <= delivered {
+            let range = (next, (next + LOOKED_UP_AT_ONCE - 1).min(delivered));
+            let found = stream_range::meant(nats, &origin, filters, range, only).await?;
+            if let Some((seq, ..)) = found.iter().find(|it| it.2) {
+                return stream_range::first_from(nats, &origin.stream, *seq).await;
+            }
+            next = range.1 + 1;
+        }
+        Ok(None)
+    }
+
     async fn has_worker(&self) -> Result<bool, Error> {
         let sql = format!(
             "SELECT expires_at > clock_timestamp() FROM {}.inbox_roles WHERE consumer = $1",
@@ -257,10 +292,13 @@ impl Rewinder {
         let mut next = first;
         while next <= last {
             let end = (next + LOOKED_UP_AT_ONCE - 1).min(last);
-            let keys = stream_range::keys(&self.nats, &origin, filters, (next, end)).await?;
-            let (ids, times): (Vec<Uuid>, Vec<Timestamp>) =
-                keys.iter().map(|(_, it)| (it.id, it.event_time)).unzip();
-            let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, &ids, &times];
+            let range = (next, end);
+            let found =
+                stream_range::meant(&self.nats, &origin, filters, range, &plan.only).await?;
+            let (ids, (times, meant)): (Vec<Uuid>, (Vec<Timestamp>, Vec<bool>)) =
+                found.iter().map(|&(_, it, meant)| (it.id, (it.event_time, meant))).unzip();
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&self.config.consumer, &ids, &times, &meant];
             for row in query(&self.connection, DOING, &sql, &parameters).await? {
                 let count = row.get::<_, i64>(1).cast_unsigned();
                 plan.counts.add(row.get(0), count, plan.again);
@@ -286,8 +324,20 @@ impl Rewinder {
         let (from, until) =
             (plan.from_sequence.cast_signed(), plan.delivered_sequence.cast_signed());
         let (created, why) = (plan.stream_created_at, actor.why());
-        let parameters: [&(dyn ToSql + Sync); 8] =
-            [&plan.consumer, &plan.stream, &created, &from, &until, &plan.again, &actor.name, &why];
+        let RewindOnly { aggregate_type, aggregate_id, event_type } = &plan.only;
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            &plan.consumer,
+            &plan.stream,
+            &created,
+            &from,
+            &until,
+            &plan.again,
+            &actor.name,
+            &why,
+            aggregate_type,
+            aggregate_id,
+            event_type,
+        ];
         let sql = rewind_records::request(&self.schema);
         let found = match select(&self.connection, DOING, &sql, &parameters).await?.pop() {
             None => self.pending().await?,
@@ -331,11 +381,22 @@ impl Rewinder {
     }
 }
 
+fn nothing_is_meant(only: &RewindOnly, from: StoredAt) -> Error {
+    Error::Refused {
+        problem: format!(
+            "no message from sequence {} on that was delivered is of {only}",
+            from.seq
+        ),
+        hint: "name aggregate and type as the events have them, or an earlier time or sequence",
+    }
+}
+
 impl RewindCounts {
     fn add(&mut self, state: &str, count: u64, again: bool) {
         let (counter, is_handled) = match state {
             "processed" => (&mut self.processed, again),
             "kept" => (&mut self.kept, false),
+            "others" => (&mut self.others, false),
             "dead" => (&mut self.dead, false),
             "rejected" => (&mut self.rejected, false),
             "forgotten" => (&mut self.forgotten, false),

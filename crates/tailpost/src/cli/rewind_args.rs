@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
+use inbox::RewindOnly;
 use jiff::Timestamp;
 use operate::consumers::RewindTarget;
+use operate::dead_letters::Aggregate;
 
 use super::dlq_args::{Misuse, WhoArgs, since};
 
@@ -26,6 +29,12 @@ pub(crate) struct RewindArgs {
     /// Handle events again that were processed: their effects repeat
     #[arg(long)]
     pub(crate) again: bool,
+    /// With --again: of those, only events of this aggregate
+    #[arg(long, value_name = "TYPE:ID")]
+    pub(crate) aggregate: Option<Aggregate>,
+    /// With --again: of those, only events of this type
+    #[arg(long = "type", value_name = "TYPE", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) event_type: Option<String>,
     #[command(flatten)]
     pub(crate) who: WhoArgs,
     /// Do it, and do not only print the plan
@@ -35,7 +44,8 @@ pub(crate) struct RewindArgs {
     #[arg(long, value_name = "DURATION", value_parser = super::duration, default_value = "60s")]
     pub(crate) timeout: Duration,
     /// Withdraw the rewind that is requested and not begun
-    #[arg(long, conflicts_with_all = ["since", "to_sequence", "again", "execute"])]
+    #[arg(long, conflicts_with_all = ["since", "to_sequence", "again", "aggregate", "event_type",
+          "execute"])]
     pub(crate) cancel: bool,
     /// Print one JSON object
     #[arg(long)]
@@ -49,7 +59,19 @@ impl RewindArgs {
         sequence.or_else(|| self.since.map(RewindTarget::Since))
     }
 
+    /// Which events are handled again.
+    pub(crate) fn only(&self) -> RewindOnly {
+        let aggregate = self.aggregate.clone().map(|it| (it.kind, it.id));
+        let (aggregate_type, aggregate_id) = aggregate.unzip();
+        RewindOnly { aggregate_type, aggregate_id, event_type: self.event_type.clone() }
+    }
+
     pub(super) fn check(&self) -> Result<(), Misuse> {
+        if !self.again && !self.only().is_all() {
+            let problem = "--aggregate and --type need --again: without it nothing that was \
+                           processed is handled again, whatever it is of";
+            return Err((ErrorKind::MissingRequiredArgument, problem.into()));
+        }
         if self.again && self.execute && self.who.why.is_none() {
             let problem = "--again needs --why TEXT: effects repeat, and the audit says what for";
             return Err((ErrorKind::MissingRequiredArgument, problem.into()));

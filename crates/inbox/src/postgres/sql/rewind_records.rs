@@ -5,7 +5,8 @@ use super::claim::{has_role, remembered};
 
 /// What a request says.
 pub const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequence,
-    until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+    until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+    requested_at, requested_by, begun_at, removed_to, removed,
     ended_at, outcome";
 
 /// Who requests that a consumer goes back because its stream or its database did.
@@ -16,9 +17,9 @@ pub const FOLLOWS: &str = "tailpost inbox";
 pub fn request(schema: &str) -> String {
     as_json(&format!(
         "INSERT INTO {schema}.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
-             requested_by, reason, removed_to)
-         VALUES ($1, $2, $3, $4::bigint, $5, $6, session_user || ' (' || $7::text || ')', $8,
-             $4::bigint - 1)
+             aggregate_type, aggregate_id, event_type, requested_by, reason, removed_to)
+         VALUES ($1, $2, $3, $4::bigint, $5, $6, $9, $10, $11,
+             session_user || ' (' || $7::text || ')', $8, $4::bigint - 1)
          ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
          RETURNING {STATE}"
     ))

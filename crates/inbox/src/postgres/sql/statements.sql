@@ -306,17 +306,19 @@ FROM public.inbox_controls WHERE consumer = $1;
 
 -- find a rewind
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+requested_at, requested_by, begun_at, removed_to, removed,
 ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL AND has_table_privilege('public.inbox_rewinds', 'UPDATE')) SELECT to_json(it) FROM it;
 
 -- request a rewind
 WITH it AS (INSERT INTO public.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
-         requested_by, reason, removed_to)
-     VALUES ($1, $2, $3, $4::bigint, $5, $6, session_user || ' (' || $7::text || ')', $8,
-         $4::bigint - 1)
+         aggregate_type, aggregate_id, event_type, requested_by, reason, removed_to)
+     VALUES ($1, $2, $3, $4::bigint, $5, $6, $9, $10, $11,
+         session_user || ' (' || $7::text || ')', $8, $4::bigint - 1)
      ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
      RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+requested_at, requested_by, begun_at, removed_to, removed,
 ended_at, outcome) SELECT to_json(it) FROM it;
 
 -- begin a rewind

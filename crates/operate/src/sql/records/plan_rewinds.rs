@@ -20,10 +20,11 @@ pub(crate) fn cancel(schema: &str) -> String {
     ))
 }
 
-/// What the records say about events: how many there are of each kind.
+/// What the records say about events, of which some are meant: how many there are of each kind.
 pub(crate) fn count_states(schema: &str) -> String {
     format!(
         "SELECT CASE
+             WHEN m.status = 'PROCESSED' AND NOT i.meant THEN 'others'
              WHEN m.status = 'PROCESSED' AND i.{remembered} THEN 'processed'
              WHEN m.status = 'PROCESSED' THEN 'kept'
              WHEN m.status IN ('DEAD', 'REJECTED') THEN lower(m.status)
@@ -31,7 +32,8 @@ pub(crate) fn count_states(schema: &str) -> String {
              WHEN i.{remembered} THEN 'new'
              ELSE 'forgotten'
          END, count(*)
-         FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
+         FROM unnest($2::uuid[], $3::timestamptz[], $4::bool[])
+             AS i (message_id, event_time, meant)
          LEFT JOIN {schema}.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
              AND m.event_time = i.event_time
          GROUP BY 1",

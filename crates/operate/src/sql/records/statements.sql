@@ -309,6 +309,7 @@ FROM public.inbox_control_audit WHERE consumer = $1 ORDER BY id DESC LIMIT $2) S
 
 -- plan a rewind
 SELECT CASE
+    WHEN m.status = 'PROCESSED' AND NOT i.meant THEN 'others'
     WHEN m.status = 'PROCESSED' AND i.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
     FROM public.inbox_retention) THEN 'processed'
     WHEN m.status = 'PROCESSED' THEN 'kept'
@@ -318,23 +319,27 @@ SELECT CASE
     FROM public.inbox_retention) THEN 'new'
     ELSE 'forgotten'
 END, count(*)
-FROM unnest($2::uuid[], $3::timestamptz[]) AS i (message_id, event_time)
+FROM unnest($2::uuid[], $3::timestamptz[], $4::bool[])
+    AS i (message_id, event_time, meant)
 LEFT JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
     AND m.event_time = i.event_time
 GROUP BY 1;
 
 -- find the pending rewind
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+requested_at, requested_by, begun_at, removed_to, removed,
 ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL) SELECT to_json(it) FROM it;
 
 -- find a rewind
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+requested_at, requested_by, begun_at, removed_to, removed,
 ended_at, outcome FROM public.inbox_rewinds WHERE id = $1) SELECT to_json(it) FROM it;
 
 -- cancel a rewind
 WITH it AS (UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
      WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, requested_at, requested_by, begun_at, removed_to, removed,
+until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
+requested_at, requested_by, begun_at, removed_to, removed,
 ended_at, outcome) SELECT to_json(it) FROM it;

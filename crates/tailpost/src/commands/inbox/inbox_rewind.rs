@@ -37,7 +37,8 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     if let Some(requested) = rewinder.pending().await? {
         return resume(&rewinder, args, requested).await;
     }
-    let planned = async |looked_at: &_| rewinder.plan(target, args.again, looked_at).await;
+    let planned =
+        async |looked_at: &_| rewinder.plan(target, (args.again, args.only()), looked_at).await;
     let plan = progress::shown(BAR, draw, planned).await?;
     if !args.execute {
         let outcome = Outcome { state: "planned", plan: Some(&plan), rewind: None };
@@ -95,7 +96,7 @@ async fn resume(
 }
 
 fn is_same(args: &RewindArgs, from: u64, state: &RewindState) -> bool {
-    (from, args.again) == (state.from_sequence, state.again)
+    (from, args.again, args.only()) == (state.from_sequence, state.again, state.only.clone())
 }
 
 /// Waits until the worker has done it, for as long as it gets on.
@@ -135,11 +136,16 @@ async fn follow(
 /// Another rewind is requested.
 fn pending(consumer: &str, state: &RewindState) -> Refusal {
     let (from, again) = (state.from_sequence, if state.again { " --again" } else { "" });
+    let (of, same) = match state.only.is_all() {
+        true => (String::new(), ""),
+        false => (format!(" for {}", state.only), ", --aggregate and --type of that"),
+    };
     let (at, by) = (state.requested_at, &state.requested_by);
-    let problem =
-        format!("{consumer} is to be rewound to sequence {from} already, as {by} asked at {at}");
+    let problem = format!(
+        "{consumer} is to be rewound to sequence {from}{of} already, as {by} asked at {at}"
+    );
     Refusal::conflict(problem).with_hint(format!(
-        "follow it with --to-sequence {from}{again}, or withdraw it with --cancel while no worker \
+        "follow it with --to-sequence {from}{again}{same}, or withdraw it with --cancel while no worker \
          has begun"
     ))
 }
@@ -195,6 +201,9 @@ fn text(plan: &RewindPlan) -> String {
         let begins = plan.begins_sequence;
         line("  before", &format!("what is not acknowledged from sequence {begins} on comes too"));
     }
+    if !plan.only.is_all() {
+        line("  only", &format!("{}, handled again", plan.only));
+    }
     if plan.reaches_beyond_stream {
         line("  missing", "what was asked for before that is no longer in the stream");
     }
@@ -207,6 +216,7 @@ fn text(plan: &RewindPlan) -> String {
     let processed =
         if plan.again { "were processed: THEIR EFFECTS REPEAT" } else { "were processed: skipped" };
     some("  processed", counts.processed, processed);
+    some("  others", counts.others, "were processed and are not meant: skipped");
     some("  too old", counts.kept, "were processed and are older than the records: skipped");
     some("  dead", counts.dead, "are dead letters or were discarded: skipped");
     some("  rejected", counts.rejected, "were rejected: skipped");
