@@ -103,7 +103,7 @@ pub(crate) async fn run<W: Work>(
         context,
         nats,
         reconnect_nats,
-        wary: false,
+        one_by_one: false,
         went_back: false,
         status,
         role,
@@ -140,7 +140,7 @@ struct Worker<W> {
     nats: async_nats::Client,
     reconnect_nats: Option<ConnectNats>,
     /// A message of the stream has ended a client.
-    wary: bool,
+    one_by_one: bool,
     /// The stream came back without the end that it had in the session before.
     went_back: bool,
     status: watch::Sender<Status>,
@@ -222,7 +222,7 @@ impl<W: Work> Worker<W> {
             hint: "start the process again, or give the inbox a way to connect anew",
         })?;
         self.nats = reconnect().await.map_err(Error::jetstream("connect to NATS"))?;
-        self.wary = true;
+        self.one_by_one = true;
         info!(consumer = self.context.config.consumer, "connected to NATS anew");
         Ok(())
     }
@@ -284,7 +284,7 @@ impl<W: Work> Worker<W> {
         let redrive = Redrive::new(&self.context, self.nats.clone(), origin.clone());
         let acks = Acks::start(self.nats.clone()).await?;
         // Of this session; another one begins as always.
-        source.wary = mem::take(&mut self.wary);
+        source.one_by_one = mem::take(&mut self.one_by_one);
         source.known(self.rewinding.level);
         let start = ConsumerStart {
             term,

@@ -13,7 +13,7 @@
 //! not tell them apart, so it is not counted, and another event is the probe. If that one fails too,
 //! it is an outage: nothing is started but one probe after each pause. If it is answered, and nobody
 //! but the first event has failed, the first event is *suspected*. Suspects are tried one at a time.
-//! A suspect that fails alone once more, while the next event is answered again, is *convicted*:
+//! A suspect that fails alone once more, while the next event is answered again, is *at fault*:
 //! from then on each such failure counts as an attempt.
 
 use std::collections::HashMap;
@@ -96,7 +96,7 @@ pub(crate) struct Breaker {
 
 /// An event whose failure counts, and what it was.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Convicted {
+pub(crate) struct AtFault {
     pub(crate) id: MessageId,
     pub(crate) reason: String,
 }
@@ -222,7 +222,7 @@ impl Breaker {
 
     /// A handler gave an answer that is about the event. Returns whose failure is thereby proven to
     /// be its own.
-    pub(crate) fn answered(&mut self, id: MessageId) -> Option<Convicted> {
+    pub(crate) fn answered(&mut self, id: MessageId) -> Option<AtFault> {
         self.forget(id);
         match self.phase {
             Phase::HalfOpen { probe } if probe == id => {}
@@ -233,16 +233,15 @@ impl Breaker {
         self.failures = 0;
         self.trouble = None;
         let alone = self.failing.len() == 1;
-        let mut convicted = None;
+        let mut at_fault = None;
         for (id, failure) in self.failing.drain() {
             let suspect = self.suspects.entry(id).or_default();
             if alone {
                 suspect.strikes += 1;
-                convicted =
-                    (suspect.strikes > 1).then_some(Convicted { id, reason: failure.reason });
+                at_fault = (suspect.strikes > 1).then_some(AtFault { id, reason: failure.reason });
             }
         }
-        convicted
+        at_fault
     }
 
     /// An event was taken, and the handler was not asked after all.
@@ -343,15 +342,15 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_alone_twice_between_answers_is_convicted() {
+    fn who_fails_alone_twice_between_answers_is_at_fault() {
         let mut breaker = Breaker::new(BACKOFF);
         let now = Instant::now();
-        for convicted in [false, true, true] {
+        for at_fault in [false, true, true] {
             breaker.started(id(1));
             breaker.failed(id(1), away(), now, 1.0);
             assert_eq!(breaker.pause(), None, "the others go on");
             breaker.started(id(2));
-            assert_eq!(breaker.answered(id(2)).map(|it| it.id), convicted.then_some(id(1)));
+            assert_eq!(breaker.answered(id(2)).map(|it| it.id), at_fault.then_some(id(1)));
             assert!(breaker.suspects.contains_key(&id(1)));
         }
         assert_eq!(breaker.answered(id(1)), None);

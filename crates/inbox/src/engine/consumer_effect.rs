@@ -49,7 +49,7 @@ pub(crate) enum Notice {
     BreakerReset,
     Held,
     Released,
-    Convicted { stream_seq: u64, reason: String },
+    AtFault { stream_seq: u64, reason: String },
     Full { full: Full, left: usize },
     LeftInStream,
     NothingLeft,

@@ -36,7 +36,7 @@ use jiff::Timestamp;
 use self::groups::Groups;
 use self::leaving::Leaving;
 use super::backoff::Backoff;
-use super::breaker::{Breaker, Convicted, Trouble};
+use super::breaker::{AtFault, Breaker, Trouble};
 use super::capacity::Capacity;
 use super::consumer_effect::{Effect, Notice, Pause};
 use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
@@ -201,7 +201,7 @@ impl ConsumerEngine {
                 self.start(now);
                 self.hand_over(now);
                 self.leave(now);
-                let is_open = self.hindrance(now).is_none();
+                let is_open = self.paused_by(now).is_none();
                 self.request(if is_open { self.capacity.room(&self.lanes) } else { 0 });
             }
             Phase::Finishing { until } if until <= now => {
@@ -356,13 +356,13 @@ impl ConsumerEngine {
 
     fn answered(&mut self, id: MessageId, now: Instant) {
         let was_open = self.breaker.pause().is_some();
-        let convicted = self.breaker.answered(id);
+        let at_fault = self.breaker.answered(id);
         if was_open && self.breaker.pause().is_none() {
             self.tell(Notice::BreakerClosed);
         }
-        if let Some(Convicted { id, reason }) = convicted {
-            self.lanes.convict(id, &reason, now);
-            self.tell(Notice::Convicted { stream_seq: id.seq, reason });
+        if let Some(AtFault { id, reason }) = at_fault {
+            self.lanes.set_at_fault(id, &reason, now);
+            self.tell(Notice::AtFault { stream_seq: id.seq, reason });
         }
     }
 
@@ -419,7 +419,7 @@ impl ConsumerEngine {
     fn start(&mut self, now: Instant) {
         self.lanes.advance(now);
         self.leaving.starved = false;
-        if self.hindrance(now).is_some() {
+        if self.paused_by(now).is_some() {
             return;
         }
         let ConsumerStart { shares, lanes, .. } = self.start;
@@ -448,7 +448,7 @@ impl ConsumerEngine {
 
     /// Lets handlers have what is claimed. What may not begin is given back, and costs no attempt.
     fn hand_over(&mut self, now: Instant) {
-        let may_begin = self.phase == Phase::Running && self.hindrance(now).is_none();
+        let may_begin = self.phase == Phase::Running && self.paused_by(now).is_none();
         let may_begin = |id| may_begin && self.breaker.may_begin(id);
         let withdrawn = self.groups.withdraw(may_begin);
         self.push(withdrawn, Effect::Withdraw);
@@ -457,7 +457,7 @@ impl ConsumerEngine {
     }
 
     /// Why nothing is started, if it is so.
-    fn hindrance(&self, now: Instant) -> Option<Pause<'_>> {
+    fn paused_by(&self, now: Instant) -> Option<Pause<'_>> {
         let Surroundings { role, database, operator, .. } = &self.surroundings;
         match (role, database) {
             (Role::Active { until, .. }, None) if now < *until => {

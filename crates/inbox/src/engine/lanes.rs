@@ -40,7 +40,7 @@ pub(crate) struct Item {
     pub(crate) path: Path,
     /// Its last attempt, which was given back, counts after all: this is what became of it. To be
     /// written down, without another attempt.
-    pub(crate) convicted: Option<Arc<str>>,
+    pub(crate) at_fault: Option<Arc<str>>,
     /// Where to acknowledge it; not known if it was read from the stream.
     reply: Option<Subject>,
     not_before: Option<Instant>,
@@ -137,7 +137,7 @@ impl Lanes {
         {
             return self.leave(key, &message, path);
         }
-        self.hold(key, Item { message, path, convicted: None, reply, not_before: None }, now);
+        self.hold(key, Item { message, path, at_fault: None, reply, not_before: None }, now);
         Offered::Held
     }
 
@@ -213,11 +213,11 @@ impl Lanes {
     }
 
     /// The attempt of an event that waits for its turn, and that was given back, counts after all.
-    pub(crate) fn convict(&mut self, id: MessageId, reason: &str, now: Instant) {
+    pub(crate) fn set_at_fault(&mut self, id: MessageId, reason: &str, now: Instant) {
         let Some(&key) = self.known.get(&id) else { return };
         self.unlist(key);
         let item = self.lanes.get_mut(&key).and_then(|lane| lane.find(id)).expect("known");
-        item.convicted = Some(reason.into());
+        item.at_fault = Some(reason.into());
         item.not_before = None;
         self.list(key, now);
     }
@@ -266,7 +266,7 @@ impl Lanes {
             Ending::Again { after, path } => {
                 item.not_before = (!after.is_zero()).then(|| now + after);
                 item.path = path;
-                item.convicted = None;
+                item.at_fault = None;
             }
         }
         lane.busy -= 1;

@@ -76,7 +76,7 @@ pub(crate) struct Source {
     /// The sequence of the last message that was delivered, and when that was stored, if it was there.
     newest: (u64, Option<Timestamp>),
     /// Something is out there that the client does not survive.
-    pub(crate) wary: bool,
+    pub(crate) one_by_one: bool,
     /// The next message is larger than a request's bytes.
     oversized: bool,
     looked_at: Instant,
@@ -120,7 +120,7 @@ impl Source {
             name,
             consumer_seq: 0,
             newest,
-            wary: false,
+            one_by_one: false,
             oversized: false,
             looked_at: Instant::now(),
             floor: Floor::new(0),
@@ -182,7 +182,7 @@ impl Source {
             let Ok(most) = feed.room_for(PULLED_MIN).await else { return false };
             if std::mem::replace(&mut connects, reconnects::count(&self.nats)) != connects {
                 // What was under way is lost, and may be what broke the connection.
-                (behind, self.wary) = (true, true);
+                (behind, self.one_by_one) = (true, true);
             }
             let result = async {
                 if (behind || waits.elapsed() > PULL_EXPIRES)
@@ -202,7 +202,7 @@ impl Source {
             }
             match result {
                 Ok(Pulled::All) => {}
-                Ok(Pulled::Suspicious) => (behind, self.wary) = (true, true),
+                Ok(Pulled::Suspicious) => (behind, self.one_by_one) = (true, true),
                 Ok(Pulled::OfAnother { went_back }) => {
                     warn!(
                         consumer = self.name,
@@ -215,7 +215,7 @@ impl Source {
                     let error = describe(&error);
                     warn!(consumer = self.name, error, "could not take messages");
                     self.trouble.send_replace(Some(format!("the broker is away: {error}")));
-                    (behind, self.wary) = (true, true);
+                    (behind, self.one_by_one) = (true, true);
                     self.make_again().await;
                     tokio::time::sleep(PAUSE).await;
                 }

@@ -159,7 +159,7 @@ impl Context {
         let mut ours = Vec::with_capacity(items.len());
         for (item, reply) in items.into_iter().zip(replies) {
             let claim = Claim { key: item.message.key, token };
-            match (self.begin(store, &item, (claim, reply)).await?, &item.convicted) {
+            match (self.begin(store, &item, (claim, reply)).await?, &item.at_fault) {
                 (Err(report), _) => done.push(report),
                 (Ok(attempts), None) => ours.push((item, Claimed { claim, since, attempts })),
                 (Ok(attempts), Some(reason)) => {
@@ -324,7 +324,7 @@ impl Context {
         let ours: HashSet<Uuid> = ended.map_err(Error::sql("end claims"))?.into_iter().collect();
         let mut reports = Vec::with_capacity(claims.len());
         for &(item, claim, decision) in claims {
-            let (is_ours, answered) = (ours.contains(&claim.key.id), item.convicted.is_none());
+            let (is_ours, answered) = (ours.contains(&claim.key.id), item.at_fault.is_none());
             reports.push(match decision {
                 None => Report::undone(item, item.path),
                 Some(Decision::GiveBack(trouble)) => Report::trouble(item, trouble.clone()),

@@ -33,12 +33,12 @@ impl ConsumerEngine {
         let broker = || self.surroundings.broker.as_deref().map(Pause::Broker);
         let full =
             || self.capacity.full().map(|full| Pause::Full { full, left: self.lanes.left() });
-        self.hindrance(now).or_else(handler).or_else(broker).or_else(full)
+        self.paused_by(now).or_else(handler).or_else(broker).or_else(full)
     }
 
     /// The operator who keeps it from working, if nothing else does.
     pub(crate) fn held_by(&self, now: Instant) -> Option<&str> {
-        match (self.hindrance(now), &self.surroundings.broker) {
+        match (self.paused_by(now), &self.surroundings.broker) {
             (Some(Pause::Operator(by)), None) => Some(by),
             _ => None,
         }

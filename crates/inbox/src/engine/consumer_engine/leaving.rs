@@ -36,7 +36,7 @@ impl ConsumerEngine {
             self.tell(if left > 0 { Notice::LeftInStream } else { Notice::NothingLeft });
         }
         self.push(replies, Effect::Leave);
-        if self.hindrance(now).is_some() {
+        if self.paused_by(now).is_some() {
             return;
         }
         while let Some(load) = self.capacity.next_load(&mut self.lanes, self.leaving.loading) {

@@ -242,7 +242,7 @@ impl World {
             Begin::Forgotten => unreachable!("nothing is forgotten"),
             Begin::Nothing(report) => return Some(report),
         };
-        if let Some(reason) = &item.convicted {
+        if let Some(reason) = &item.at_fault {
             let verdict = Verdict::retry(reason);
             let written = self.write_failure(worker, item, (token, attempts), verdict);
             return written.or(Some(Report::waits(item, PAUSE, item.path)));

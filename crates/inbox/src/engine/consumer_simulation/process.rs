@@ -454,7 +454,7 @@ impl World {
             }
             Effect::Close => session.is_closed = true,
             Effect::AbandonAll => self.abandon_all(worker),
-            Effect::Tell(Notice::Convicted { stream_seq, .. }) => {
+            Effect::Tell(Notice::AtFault { stream_seq, .. }) => {
                 assert_eq!(self.nature(stream_seq), Nature::Downer, "{stream_seq} is blamed");
             }
             Effect::Tell(_) | Effect::End => {}

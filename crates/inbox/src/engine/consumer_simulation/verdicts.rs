@@ -52,7 +52,7 @@ impl World {
         if fate == Fate::Refused {
             return None;
         }
-        let answered = item.convicted.is_none();
+        let answered = item.at_fault.is_none();
         let (is_ours, report) = match decision {
             Decision::Complete { .. } => unreachable!("the verdict is a failure"),
             Decision::GiveBack(trouble) => {

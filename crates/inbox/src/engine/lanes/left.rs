@@ -88,7 +88,7 @@ impl Item {
     /// forgotten.
     fn can_be_left(&self) -> bool {
         self.message.whence == Whence::Stream
-            && self.convicted.is_none()
+            && self.at_fault.is_none()
             && self.not_before.is_none()
             && self.path != Path::Alone
     }
@@ -171,7 +171,7 @@ impl Lanes {
         let Some((message, reply)) = found else { return };
         let path = if is_new { Path::Fast } else { Path::Careful };
         let reply = Some(reply);
-        self.hold(key, Item { message, path, convicted: None, reply, not_before: None }, now);
+        self.hold(key, Item { message, path, at_fault: None, reply, not_before: None }, now);
     }
 
     pub(crate) fn load_ended(&mut self, key: u64, now: Instant) {

@@ -66,7 +66,7 @@ impl Source {
             }
         }
         info!(consumer = self.name, count, "read one by one what was delivered before");
-        (self.wary, self.read_until) = (false, None);
+        (self.one_by_one, self.read_until) = (false, None);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Source {
             first = first.max(self.fed_until + 1);
         }
         if (info.num_ack_pending == 0 && known == acked) || first > last {
-            (self.wary, self.read_until) = (false, None);
+            (self.one_by_one, self.read_until) = (false, None);
             return Ok(());
         }
         self.read(first, last, &info.config, feed).await?;
@@ -104,7 +104,7 @@ impl Source {
         of: &consumer::Config,
         feed: &mut Feed,
     ) -> Result<(), Error> {
-        if self.wary || last.saturating_sub(first) < ONE_BY_ONE_MAX {
+        if self.one_by_one || last.saturating_sub(first) < ONE_BY_ONE_MAX {
             return self.read_one_by_one(first, last, &filters_of(of), feed).await;
         }
         let config = pull::Config {

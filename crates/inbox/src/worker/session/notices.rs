@@ -19,7 +19,7 @@ pub(super) fn tell(config: &Config, notice: Notice) {
         Notice::BreakerReset => info!(consumer, "somebody closed the breaker"),
         Notice::Held => info!(consumer, "the consumer is paused: no event is begun"),
         Notice::Released => info!(consumer, "the consumer goes on"),
-        Notice::Convicted { stream_seq, reason } => {
+        Notice::AtFault { stream_seq, reason } => {
             warn!(consumer, stream_seq, reason, "only this event fails: its attempt counts");
         }
         Notice::Full { full, left } => {
