@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18047),
     ("servers", 2349),
-    ("tailpost", 12199),
+    ("tailpost", 11964),
 ];
 
 /// Settings of the configuration file.

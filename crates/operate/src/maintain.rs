@@ -1,6 +1,6 @@
-//! Deletes what nobody needs any more, in small steps.
+//! Deletes what is not needed any more, in small steps.
 
-mod partition_pass;
+mod partitions_ahead;
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio_postgres::error::SqlState;
 
-use self::partition_pass::PartitionPass;
-pub use self::partition_pass::{HeldPartition, PartitionsReport};
-pub(crate) use self::partition_pass::{covered_until, end, is_short, make_ahead};
+use self::partitions_ahead::PartitionPass;
+pub use self::partitions_ahead::{HeldPartition, PartitionsReport};
+pub(crate) use self::partitions_ahead::{covered_until, end, is_short, make_ahead};
 use crate::sql::Store;
 use crate::sql::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
 use relay::Config;
@@ -53,7 +53,7 @@ pub struct MaintainReport {
 }
 
 /// Deletes what [`Config::retention`] does not keep, once; with `dry_run` only counts it. Never a
-/// row that is not published, a dead letter that nobody discarded, or what a slot may bring again.
+/// row that is not published, a dead letter that is not discarded, or what a slot may bring again.
 ///
 /// What it did is in `tailpost_retention`, also if it fails.
 ///
@@ -237,7 +237,7 @@ impl Pass<'_> {
                         at_once = (at_once / 8).max(1);
                         continue;
                     }
-                    // Somebody has dropped the partition.
+                    // The partition was dropped meanwhile.
                     Err(error) if error.code() == Some(SqlState::UNDEFINED_TABLE) => break,
                     // A trigger, or a foreign key: the others can go.
                     Err(error) if error.is_about_a_row() => {
@@ -265,7 +265,7 @@ impl Pass<'_> {
     }
 }
 
-/// A slot that nobody reads may bring again what was published since its last watermark.
+/// A slot without a reader may bring again what was published since its last watermark.
 fn held_by(gates: &[Gate]) -> Option<String> {
     let idle: Vec<&str> = gates.iter().filter(|it| !it.is_read).map(|it| &*it.slot).collect();
     let slots = match &*idle {

@@ -9,10 +9,10 @@
 
 mod done;
 mod effects;
-mod history_watch;
 mod lost_end;
 mod polling;
 mod replication;
+mod stream_comparison;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -298,6 +298,4 @@ impl Settings {
 }
 
 #[cfg(test)]
-mod reference_page;
-#[cfg(test)]
 pub(crate) mod tests;

@@ -3,10 +3,10 @@
 
 mod batch;
 mod blocking;
-mod brought;
 mod copies;
+mod copy_pacing;
 mod counting;
-mod giving_way;
+mod intake;
 mod link;
 mod log;
 mod publishing_holds;
@@ -366,7 +366,7 @@ impl Publishing {
         if !found {
             let took = self.now.saturating_sub(entry.sent.at);
             self.figures.answer_times.record(took);
-            self.copies.way.answered(took);
+            self.copies.pacing.answered(took);
         }
         if origin == Origin::Replay {
             return self.replay_stored(index, seq);

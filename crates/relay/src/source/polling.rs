@@ -19,7 +19,7 @@ use pgoutput::Lsn;
 use tracing::info;
 
 use self::claim_jobs::CONNECTION;
-use super::history_watch::{self, HistoryWatch};
+use super::stream_comparison::{self, HistoryWatch};
 use super::{Done, Ended, Job, OpenWith, Opened, Source, lost_end, replication};
 use crate::config::Config;
 use crate::engine::{ClaimsInput, ClaimsSettings, Engine, LastEvent, Mode, Publishing, Seen};
@@ -147,7 +147,7 @@ impl Polling {
         let (store, tail) = (self.free.pop()?, self.tail.clone());
         let stream = self.config.stream.name.clone();
         Some(claim_jobs::job(async move {
-            let found = history_watch::compare(&store, &tail, &stream).await?;
+            let found = stream_comparison::compare(&store, &tail, &stream).await?;
             Ok(Done::Freed(store, Done::Compared(found).into()))
         }))
     }

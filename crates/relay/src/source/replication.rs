@@ -22,7 +22,7 @@ use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
 pub(super) use self::open::{open, start};
 pub(crate) use self::replay_source::{OpenReplay, Page};
-use super::history_watch::{self, HistoryWatch};
+use super::stream_comparison::{self, HistoryWatch};
 use super::{Done, Ended, Job};
 use crate::config::Config;
 use crate::engine::{BooksInput, Engine, LastEvent, LogInput, MarkingInput, Seen};
@@ -154,7 +154,7 @@ impl Replication {
         let (rows, tail) = (Arc::clone(&self.rows), self.tail.clone());
         let stream = self.config.stream.name.clone();
         Some(long_job(async move {
-            history_watch::compare(&rows, &tail, &stream).await.map(Done::Compared)
+            stream_comparison::compare(&rows, &tail, &stream).await.map(Done::Compared)
         }))
     }
 

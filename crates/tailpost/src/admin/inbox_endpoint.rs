@@ -17,7 +17,7 @@ use super::audit_routes::{self, Audit};
 use super::doctor_routes::{Doctor, Look};
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
-use super::metrics::inbox_metrics::{StatusCollector, Watched, snapshot};
+use super::metrics::inbox_collector::{StatusCollector, Watched, snapshot};
 use super::metrics::inbox_sample::{Sample, Samples};
 use super::openapi::Api;
 use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention};

@@ -1,16 +1,14 @@
 //! Metrics are made of what an engine reports, at each scrape.
 //!
-//! Each is declared in one of the tables, with where its value is found. `page` makes the reference
-//! page of them.
+//! Each is declared in one of the tables, with where its value is found. A test makes the
+//! reference page of them.
 
 mod declare;
-pub(super) mod inbox_metrics;
+pub(super) mod inbox_collector;
+mod inbox_metrics;
 pub(super) mod inbox_sample;
-mod inbox_table;
-#[cfg(test)]
-mod page;
-pub(super) mod relay_metrics;
-mod relay_table;
+pub(super) mod relay_collector;
+mod relay_metrics;
 
 use std::fmt;
 
@@ -168,6 +166,8 @@ fn durations(latency: &Latency, mut encoder: MetricEncoder<'_>) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
+    mod page;
+
     use super::*;
 
     #[test]

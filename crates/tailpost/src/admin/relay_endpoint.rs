@@ -16,7 +16,7 @@ use super::audit_routes::{self, Audit};
 use super::dead_letters::AppState;
 use super::doctor_routes::Doctor;
 use super::metrics::Metrics;
-use super::metrics::relay_metrics::{Counted, StatusCollector, Watched};
+use super::metrics::relay_collector::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
 use super::replay_routes::ReplayState;
 use super::verify_routes::{self, Verify};

@@ -1,3 +1,5 @@
+mod reference_page;
+
 use std::time::Duration;
 
 use outbox::Column;

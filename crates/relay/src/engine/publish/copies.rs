@@ -9,7 +9,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::Publishing;
-use super::giving_way::GivingWay;
+use super::copy_pacing::CopyPacing;
 use crate::engine::messages::Resolved;
 use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
 
@@ -22,7 +22,7 @@ pub(super) struct Copies {
     pub(super) unresolved: usize,
     /// Copies that the stream did not take, and why.
     failed: Vec<(Uuid, String)>,
-    pub(super) way: GivingWay,
+    pub(super) pacing: CopyPacing,
 }
 
 impl Publishing {
@@ -36,13 +36,13 @@ impl Publishing {
         self.link.is_up()
             && self.scans.is_empty()
             && self.copies.unresolved < most
-            && self.copies.way.may_go(now)
+            && self.copies.pacing.may_go(now)
             && self.window.has_room(half)
     }
 
     /// When copies may go that rest until then.
     pub(crate) fn copies_rest_until(&self, now: Duration) -> Option<Duration> {
-        self.copies.way.rests_until(now)
+        self.copies.pacing.rests_until(now)
     }
 
     /// The highest sequence known to be in the stream.
@@ -74,7 +74,7 @@ impl Publishing {
         }
         // Before it is brought: it may be resolved by that.
         self.copies.unresolved += 1;
-        self.copies.way.goes(self.now, outgoing.event.payload.len());
+        self.copies.pacing.goes(self.now, outgoing.event.payload.len());
         self.push(outgoing, Origin::Replay, (Lsn::ZERO, 0), self.log.last_position());
     }
 
@@ -108,7 +108,7 @@ impl Publishing {
         {
             self.copies.unresolved -= 1;
             if self.copies.unresolved == 0 {
-                self.copies.way.ended(self.now);
+                self.copies.pacing.ended(self.now);
             }
         }
     }

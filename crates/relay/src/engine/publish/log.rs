@@ -39,7 +39,7 @@ impl Log {
     }
 
     /// The log has brought an event that is to be published.
-    pub(super) fn brought(&mut self, position: LastPosition) {
+    pub(super) fn received(&mut self, position: LastPosition) {
         // What the log repeats is behind what the stream has.
         self.last_position = LastPosition::later(Some(position), self.last_position);
         self.logged += 1;

@@ -64,7 +64,7 @@ impl Publishing {
 
     /// The connection was replaced. If it is what was waited for, there is nothing to wait for.
     pub(super) fn link_lost(&mut self) {
-        self.copies.way.reconnected();
+        self.copies.pacing.reconnected();
         match self.link.state() {
             Link::Up => self.resync(Duration::ZERO, "the connection was replaced".into()),
             Link::Waiting { .. } => {

@@ -27,7 +27,7 @@ use crate::postgres::{
     Encoding, Found, Messages, OpenSlot, Opening, Rows, Slot, Store, drained, sql,
 };
 use crate::reporter::News;
-use crate::source::history_watch::HistoryWatch;
+use crate::source::stream_comparison::HistoryWatch;
 use crate::source::{OpenWith, Opened, Source, lost_end};
 
 /// How long a session that opens waits for the table of dead letters.

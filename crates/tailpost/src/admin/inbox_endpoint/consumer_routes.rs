@@ -18,7 +18,7 @@ use tracing::info;
 
 use crate::admin::access::Caller;
 use crate::admin::api::{Body, Change, Named, json};
-use crate::admin::metrics::inbox_metrics::Watched;
+use crate::admin::metrics::inbox_collector::Watched;
 use crate::admin::openapi::{Api, Operation};
 use crate::admin::problem::ApiError;
 use crate::output::Versioned;

@@ -27,8 +27,8 @@ impl Publishing {
             return; // resolved by being parked, in an earlier session
         }
         let position = LastPosition { commit_lsn, ordinal, event };
-        self.log.brought(position);
-        self.copies.way.live(self.now);
+        self.log.received(position);
+        self.copies.pacing.live(self.now);
         self.push(outgoing, origin, (commit_lsn, commit_time_micros), Some(position));
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::declare::{Declared, Kind, Metric};
-use super::{inbox_table, relay_table};
+use super::super::declare::{Declared, Kind, Metric};
+use super::super::{inbox_metrics, relay_metrics};
 
 const INTRODUCTION: &str = "\
 # Metrics
@@ -42,7 +42,7 @@ fn declared<S>(table: &'static [Metric<S>]) -> impl Iterator<Item = Declared> {
 }
 
 fn of_relay() -> Vec<Declared> {
-    use relay_table::{
+    use relay_metrics::{
         LETTERS, PROCESS, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED, SLOTS,
     };
     let publishing = declared(REPLICATION).chain(declared(SLOTS)).chain(declared(PUBLISHING));
@@ -52,7 +52,7 @@ fn of_relay() -> Vec<Declared> {
 }
 
 fn of_inbox() -> Vec<Declared> {
-    use inbox_table::{CONSUMER, PROCESS, RETENTION, SAMPLED};
+    use inbox_metrics::{CONSUMER, PROCESS, RETENTION, SAMPLED};
     let of_consumer = declared(CONSUMER).chain(declared(SAMPLED));
     of_consumer.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
 }

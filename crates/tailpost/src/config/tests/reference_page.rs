@@ -3,9 +3,9 @@
 
 use std::fmt::Write;
 
-use super::forms::{DURATION, SIZE};
-use super::reference::{Key, REFERENCE, setting};
-use super::tests::refusal;
+use super::super::forms::{DURATION, SIZE};
+use super::super::reference::{Key, REFERENCE, setting};
+use super::refusal;
 
 const INTRODUCTION: &str = "\
 # Configuration

@@ -11,11 +11,11 @@ use tokio_postgres::error::SqlState;
 use crate::sql::{Detached, PAGES_AT_ONCE, Removable, Store};
 use servers::pause_after;
 
-/// How far ahead partitions are made, beyond the time until the next pass. Nobody inserts when the
-/// last one is over, so it is a holiday in which nobody looks at an alert.
+/// How far ahead partitions are made, beyond the time until the next pass. Inserts fail
+/// when the last one is over, so it covers a holiday in which alerts are not read.
 const AHEAD: Duration = Duration::from_hours(7 * 24);
 
-/// When partitions exist for less than this somebody should look.
+/// When partitions exist for less than this there is a warning.
 const SHORT: Duration = Duration::from_hours(2 * 24);
 
 /// When others may still see the partition, or read it by its own name.
@@ -61,7 +61,7 @@ impl PartitionsReport {
     }
 }
 
-/// Whether partitions end so soon that somebody should look.
+/// Whether partitions end so soon that there is a warning.
 pub(crate) fn is_short(until: Timestamp, now: Timestamp) -> bool {
     until.checked_sub(SHORT).is_ok_and(|from| from < now)
 }
@@ -96,7 +96,7 @@ pub(super) struct PartitionPass<'a> {
 }
 
 impl PartitionPass<'_> {
-    /// The first thing that a pass does: without a partition nobody can insert.
+    /// The first thing that a pass does: without a partition inserts fail.
     pub(super) async fn ahead(&self) -> Result<Option<PartitionsReport>, Error> {
         let made = match self.dry_run {
             true => covered_until(self.store).await?.map(|until| (0, until)),
@@ -192,7 +192,7 @@ impl PartitionPass<'_> {
                     report.hold(partition, IN_USE);
                     return Ok(false);
                 }
-                // Whoever began it was killed before it was pending.
+                // The process that began it was killed before it was pending.
                 Err(error) if error.code() == Some(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE) => {
                     report.hold(partition, IN_USE);
                     return Ok(true);
@@ -201,7 +201,7 @@ impl PartitionPass<'_> {
             },
             Detached::Alone => {}
         }
-        // Once more, when nobody can change it: what was open may have added a row.
+        // Once more, under the lock: what was open may have added a row.
         let reason = match removable {
             Some(removable) => self.needed(partition, removable).await?,
             None => Some("retention.published is off".to_owned()),
@@ -213,7 +213,7 @@ impl PartitionPass<'_> {
         match (done, reason) {
             (Ok(()), None) => report.dropped += 1,
             (Ok(()), Some(reason)) => report.hold(partition, reason),
-            // Somebody reads it by its own name, as a backup does. The next pass goes on.
+            // It is read by its own name, as a backup does. The next pass continues.
             (Err(error), _) if error.is_contention() => report.hold(partition, IN_USE),
             (Err(error), _) => return Err(error),
         }
