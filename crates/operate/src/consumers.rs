@@ -36,11 +36,11 @@ pub struct Backlog {
     /// Those of both that were begun more than three times.
     #[serde(skip_serializing)]
     pub stubborn: i64,
-    /// Dead letters that nobody has decided about.
+    /// Dead letters without a decision.
     pub dead: i64,
     /// The age of the oldest event that was begun and is not processed.
     pub oldest_seconds: Option<f64>,
-    /// How long the oldest dead letter is one, of those that nobody has decided about.
+    /// The age of the oldest dead letter without a decision.
     #[serde(skip_serializing)]
     pub oldest_dead_letter_seconds: Option<f64>,
     /// Why the latest attempt failed, of those that are to be tried again.
@@ -56,7 +56,7 @@ pub struct Holder {
     pub consumer: String,
     /// The worker: its process id, and an id of its run.
     pub owner: String,
-    /// Whether its lease is valid, by the database's clock. Nobody has the role otherwise.
+    /// Whether its lease is valid, by the database's clock. Otherwise no worker has the role.
     pub is_valid: bool,
     /// Since when it has, or had, the role.
     pub acquired_at: Timestamp,

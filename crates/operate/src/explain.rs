@@ -45,7 +45,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Whether nobody knows the event.
+    /// Whether nothing is known of the event.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.row.is_none()
@@ -107,8 +107,8 @@ pub struct MessageStory {
     pub source: Option<String>,
 }
 
-/// Looks in the outbox, among the dead letters and in the stream. `place` is where somebody else saw the
-/// event, for one whose row is gone.
+/// Looks in the outbox, among the dead letters and in the stream. `place` is where a consumer's
+/// record has the event, for one whose row is gone.
 ///
 /// # Errors
 ///

@@ -54,7 +54,7 @@ async fn check(config: &Config, store: &Store) -> Result<(), Error> {
 }
 
 /// Makes a table without partitions the first partition of a new one, while others read and write.
-/// Whoever is killed is followed by one who goes on. Says whether there was something to do.
+/// If it is killed, the next run continues. Says whether there was something to do.
 ///
 /// # Errors
 ///

@@ -102,7 +102,7 @@ async fn drain(
     let left = || until.saturating_duration_since(Instant::now());
     let reader = store.slot_reader(slot).await?;
     let polls = config.mode == Mode::Poll;
-    // Nobody gets on with it otherwise.
+    // Without a relay there is no progress to wait for.
     let patience = if reader.is_some() || polls { left() } else { Duration::ZERO };
     let unpublished = waiting::for_everything(config, patience).await?;
     if unpublished > 0 {

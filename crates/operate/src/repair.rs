@@ -74,7 +74,7 @@ pub struct Repair {
     pub marked: u64,
     /// Findings that were left alone: their rows have changed since, or are locked.
     pub changed: u64,
-    /// Findings that nobody can repair without knowing more.
+    /// Findings that cannot be repaired from what is known.
     pub unrepaired: Vec<KindCount>,
 }
 

@@ -47,7 +47,7 @@ pub struct ReplayPlan {
     pub chosen: ReplaySource,
     /// The stream's durable consumers; `None` if they are unknown, and a warning says why.
     pub consumers: Option<Vec<String>>,
-    /// What somebody should think of before.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 

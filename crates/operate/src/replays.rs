@@ -83,7 +83,7 @@ impl ReplayEntry {
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
         if self.source == ReplaySource::Wal.name() {
-            // Nobody knows how many there are.
+            // Their number is unknown.
             return (self.place, if self.has_ended() { self.place } else { 0 });
         }
         let behind = self.first_place.saturating_sub(1);
@@ -197,7 +197,7 @@ async fn table_holds(
     let holds = store.table_holds(selection).await?;
     let deletes = config.mark.by == MarkBy::Delete;
     let deleted_before = store.retention_row().await?.and_then(|it| it.deleted_before);
-    // Of positions nobody can say whether something before them was deleted.
+    // Of positions it is unknown whether something before them was deleted.
     let keeps_all = match (deleted_before, selection.since) {
         (None, _) if !config.wal.messages => true,
         (Some(before), Some(since)) if !config.wal.messages => since >= before,

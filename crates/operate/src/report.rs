@@ -24,7 +24,7 @@ pub struct StatusReport {
     pub shards: Vec<ShardReport>,
     /// What an operator should look at, each a sentence with its remedy.
     pub warnings: Vec<String>,
-    /// Slots that nobody reads. Whether a relay is about to, the servers do not tell.
+    /// Slots without a reader. Whether a relay is about to read them is unknown to the servers.
     #[serde(skip)]
     pub unread: Vec<String>,
     /// Why something is missing above: the broker cannot be reached, or stream or slot does not
@@ -133,7 +133,7 @@ pub struct OutboxReport {
     pub dropped: Option<u64>,
     /// Rows without an id, counted up to a limit. They are not among the unpublished.
     pub unidentified: u64,
-    /// Rows whose events are published or parked, and which somebody has locked.
+    /// Rows whose events are published or parked, and which are locked.
     pub owed: u64,
     /// Rows of published events whose marks the database refuses.
     pub marks_refused: u64,
@@ -141,7 +141,7 @@ pub struct OutboxReport {
     pub mark_refusal: Option<String>,
     /// Age of the oldest of the unpublished rows.
     pub oldest_unpublished_seconds: Option<f64>,
-    /// Events in the dead-letter table that nobody has discarded.
+    /// Events in the dead-letter table that are not discarded.
     pub dead_letters: u64,
     /// Age of the oldest of them.
     pub oldest_dead_letter_seconds: Option<f64>,

@@ -19,10 +19,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Marks what was published from a slot that is gone, and removes its record.
 ///
-/// Nobody publishes from it meanwhile: it does not exist, and whoever would create it anew waits for
-/// the lock. Killed anywhere in between, it is done again from the start. What a relay that was killed
-/// had sent may still be on its way to the stream: to see to that is what a drain before is for, which
-/// sends the same events itself, so that the broker refuses them when they come late.
+/// Nothing is published from it meanwhile: it does not exist, and a process that would create it anew
+/// waits for the lock. If it is killed, it is done again from the start. What a killed relay had sent
+/// may still be on its way to the stream. A drain before prevents that: it sends the same events, so
+/// that the broker refuses the late ones.
 ///
 /// # Errors
 ///

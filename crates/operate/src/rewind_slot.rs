@@ -77,7 +77,7 @@ enum Step {
     Trail(u64),
     /// It cannot be moved on, and keeps more than it may.
     Replace,
-    /// Somebody else's slot has its name.
+    /// Another program's slot has its name.
     Refuse,
 }
 
@@ -182,7 +182,7 @@ fn describe_with_hint(error: &Error) -> String {
     format!("{}{hint}", describe(error))
 }
 
-/// For `tailpost status`. Without the database nobody is told.
+/// For `tailpost status`. Without the database it is only logged.
 async fn tell_failure(config: &Config, why: &str) {
     let told = async {
         let store = Store::connect(config, "tailpost rewind").await?;

@@ -311,7 +311,7 @@ async fn ensure_publication(config: &Config, store: &Store) -> Result<bool, Erro
     match (made, checked) {
         (Ok(()), Ok(()) | Err(Error::PublicationChanged { .. })) => Ok(true),
         (Ok(()), Err(unfit)) => Err(unfit),
-        // Somebody else made it: not under our lock, so it may be another one.
+        // Another program made it: not under our lock, so it may be another one.
         (Err(error), checked) if is_there_already(&error) => checked.map(|()| false),
         (Err(error), _) => Err(error),
     }

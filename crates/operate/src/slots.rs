@@ -20,7 +20,7 @@ pub struct SlotEntry {
     pub is_configured: bool,
     /// The database whose log it brings; `None` for a physical slot.
     pub database: Option<String>,
-    /// Whether somebody reads it now.
+    /// Whether it has a reader now.
     pub active: bool,
     /// `reserved`, `extended`, `unreserved`, or `lost`.
     pub wal_status: Option<String>,
@@ -100,7 +100,7 @@ pub async fn drop_slot(config: &Config, force: bool) -> Result<(), Error> {
         _ => error,
     });
     if !matches!(dropped, Err(Error::SlotBusy { .. })) {
-        // Also if the other one is gone: it would keep the log for nobody.
+        // Also if the other one is gone: it would keep the log without a reader.
         drop_rewind_slot(config, &store).await?;
     }
     dropped?;

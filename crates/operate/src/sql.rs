@@ -48,12 +48,12 @@ impl DerefMut for Store {
 }
 
 impl Store {
-    /// For statements that whoever runs them bounds.
+    /// For statements that their callers bound.
     pub(crate) async fn connect(config: &Config, name: &str) -> Result<Self, Error> {
         access::Store::connect(config, name).await.map(Self)
     }
 
-    /// For statements that wait for nobody.
+    /// For statements that do not wait for others.
     pub(crate) async fn brief(config: &Config, name: &str) -> Result<Self, Error> {
         access::Store::brief(config, name).await.map(Self)
     }

@@ -16,7 +16,7 @@ const LOOKING: &str = "look at the slot";
 ///
 /// # Errors
 ///
-/// [`Error::Conflict`] if the slot begins elsewhere; [`Error::NotSetUp`] if there is no slot.
+/// [`Error::Conflict`] if the slot begins at another position; [`Error::NotSetUp`] without a slot.
 pub async fn check_start(config: &Config, from: Lsn) -> Result<(), Error> {
     if config.mode == Mode::Poll {
         let problem = "relay.mode = \"poll\" reads no log: there is no position to start from";

@@ -1,4 +1,4 @@
-//! Deletes what nobody needs any more beside a relay, now and then.
+//! Deletes what is not needed any more, beside a relay, every `retention.interval`.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct RetentionStatus {
 }
 
 impl RetentionStatus {
-    /// Whether inserts have a partition for so short a time to come that somebody should look.
+    /// Whether inserts have a partition for so short a time that there is a warning.
     #[must_use]
     pub fn is_short_of_partitions(&self) -> bool {
         self.partitions_until.is_some_and(|until| is_short(until, Timestamp::now()))
@@ -103,7 +103,7 @@ pub async fn keep(config: &Config, status: &watch::Sender<RetentionStatus>) -> I
     }
 }
 
-/// Whether somebody should look: passes fail, and none succeeded for long.
+/// Whether it is overdue: passes fail, and none succeeded for long.
 fn is_overdue(status: &RetentionStatus, interval: Duration) -> bool {
     let limit = interval.saturating_mul(OVERDUE_AFTER);
     match status.last_success_at {
@@ -117,10 +117,10 @@ fn is_overdue(status: &RetentionStatus, interval: Duration) -> bool {
 
 /// One pass, if none was made for an interval.
 async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Result<(), Error> {
-    // A connection that is idle for an hour is one that somebody has cut.
+    // A connection that is idle for an hour may have been cut by a firewall.
     let store = Store::brief(config, "tailpost maintain").await?;
     store.be_modest().await?;
-    // Whoever makes them, and however long the others take for what is behind.
+    // Made first: other processes may take long to delete.
     let made = make_ahead(&store, &config.retention).await;
     if made.is_err()
         && let Ok(Some(until)) = covered_until(&store).await
@@ -135,7 +135,7 @@ async fn look(config: &Config, status: &watch::Sender<RetentionStatus>) -> Resul
     }
     let row = store.retention_row().await?.unwrap_or_default();
     status.send_modify(|it| it.last_success_at = row.last_success_at);
-    // Somebody else's interval began a moment before ours.
+    // Another process's interval began a moment before ours.
     let is_fresh = |age: f64| age < config.retention.interval.as_secs_f64() * 0.9;
     if row.failure.is_none() && row.last_success_seconds.is_some_and(is_fresh) {
         return Ok(());

@@ -89,7 +89,7 @@ pub struct VerifyReport {
     pub streams: Vec<StreamRead>,
     /// Rows whose message is there.
     pub matched: u64,
-    /// Rows that are not published yet, as far as anybody says.
+    /// Rows that are not published yet, by their marks and watermarks.
     pub pending: u64,
     /// The age of the oldest of them.
     pub oldest_pending_seconds: Option<f64>,
@@ -145,7 +145,7 @@ struct Read {
     present: Vec<Option<StateRow>>,
     /// Whether each slot had passed the table's snapshot by then.
     passed: Vec<bool>,
-    /// Somebody reads a slot, or may poll.
+    /// A relay reads a slot, or may poll.
     has_relay: bool,
 }
 
@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
         Ok(Read { rows, rows_left_out, streams, table, present, passed, has_relay })
     }
 
-    /// Whether the slot of each shard has passed `lsn`, and nobody moved it by hand.
+    /// Whether the slot of each shard has passed `lsn`, and was not moved by hand.
     async fn slots(&self, lsn: Lsn) -> Result<Vec<SlotNow>, Error> {
         let mut slots = Vec::new();
         for shard in &self.shards {

@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Answers those who wait, from the table, for as long as the future is polled. There is a
-/// connection while anybody waits and for 10 s longer.
+/// connection while a request waits and for 10 s longer.
 pub async fn answer(config: &Config, waiting: &Waiting<EventState>) -> Infallible {
     loop {
         waiting.begun().await;

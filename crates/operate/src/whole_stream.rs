@@ -1,6 +1,6 @@
 //! All messages of a stream, in its order, as fast as the broker gives them.
 //!
-//! A consumer that nobody acknowledges brings them. What breaks the client's connection, or is taken
+//! A consumer without acknowledgements brings them. What breaks the client's connection, or is taken
 //! for an answer of the server's, never arrives that way: from the first message that is missing on,
 //! some are asked for one by one, from the stream's leader, whatever their bytes are. So is the end:
 //! a replica that answers the consumer may lag behind the leader.
@@ -147,7 +147,7 @@ impl WholeStream {
     }
 
     /// The sequence of the first message from `first` to `last` of which `is_wanted`, where all
-    /// behind it are, too; one behind `last` if there is none. Messages of which nobody can say
+    /// behind it are, too; one behind `last` if there is none. Messages without an answer
     /// (`None`) are passed over.
     pub(crate) async fn first_where(
         &self,
@@ -208,7 +208,7 @@ fn stored(message: &StoredMessage<'_>) -> Result<ReadMessage, Error> {
     Ok(reading.finish(&message.subject, &payload))
 }
 
-/// How far the log had come with a message, whoever's log it is.
+/// How far the log had come with a message, of any cluster.
 pub(crate) fn position(message: &StoredMessage<'_>) -> Option<outbox::wire::Position> {
     let headers = message.headers();
     if headers.text(header::REPLAY).is_some() {

@@ -27,7 +27,7 @@ pub enum ControlAction {
 }
 
 impl Consumers {
-    /// What is wanted, by consumer; nothing of one that nobody ever wanted anything of.
+    /// What is wanted, by consumer; nothing of one without a request.
     ///
     /// # Errors
     ///

@@ -134,8 +134,8 @@ impl Rewinder {
     /// # Errors
     ///
     /// [`Error::NoConsumer`]; [`Error::Refused`] if the target is not before the consumer's place,
-    /// nothing that is meant comes again, or nobody can carry it out; if a server refuses or does not
-    /// answer.
+    /// nothing that is meant comes again, or no worker can carry it out; if a server refuses or does
+    /// not answer.
     ///
     /// # Cancel safety
     ///

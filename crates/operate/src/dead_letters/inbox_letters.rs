@@ -120,7 +120,7 @@ pub enum Marked {
     Leased,
     /// It is older than the inbox remembers, and will not be handled anyway.
     Forgotten,
-    /// Nobody here has heard of it, so its time, which is part of the key, has to be named.
+    /// The inbox has no record of it: its time, which is part of the key, has to be named.
     Unknown,
 }
 
@@ -259,7 +259,7 @@ impl DeadLetters {
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
-    /// Writes down that somebody is shown their payloads.
+    /// Records that their payloads are read.
     ///
     /// # Errors
     ///
@@ -309,7 +309,7 @@ impl DeadLetters {
         })
     }
 
-    /// When an event happened, by whoever knows it. `has_outbox` says whether there is one to ask.
+    /// When an event happened: from the record, the letter or, if `has_outbox`, the outbox.
     fn time_of(&self, has_outbox: bool) -> String {
         let Self { schema, outbox, .. } = self;
         let (time, id) = (outbox.column(Column::OccurredAt), outbox.column(Column::Id));

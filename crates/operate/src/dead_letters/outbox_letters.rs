@@ -59,7 +59,7 @@ impl DeadLetter {
     }
 }
 
-/// Nobody waits for an answer about an event that was not published.
+/// A rejection is an answer to the broker, which an unpublished event does not have.
 pub const NOT_REJECTED: &str = "only dead letters of an inbox can be rejected";
 
 /// What a list shows, and what a plan is.
@@ -188,7 +188,7 @@ impl DeadLetters {
         Err(Error::NoDeadLetter { id })
     }
 
-    /// Writes down that somebody is shown its payload.
+    /// Records that its payload is read.
     ///
     /// # Errors
     ///

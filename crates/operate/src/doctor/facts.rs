@@ -1,4 +1,4 @@
-//! What is known of the servers when the rules judge. Nothing in here asks anybody.
+//! What is known of the servers when the rules judge. No I/O here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio_postgres::error::SqlState;
 
 use crate::RetentionReport;
 
-/// A fact, or why nobody knows it.
+/// A fact, or why it is unknown.
 pub(crate) type Known<T> = Result<T, Skip>;
 
 /// What a server answered instead of letting us in.
@@ -258,7 +258,7 @@ pub(crate) struct ShardFacts {
 }
 
 impl ShardFacts {
-    /// Whether somebody reads the slot.
+    /// Whether the slot has a reader.
     pub(crate) fn is_read(&self) -> bool {
         matches!(&self.slot, Ok(Some(slot)) if slot.reader.is_some())
     }

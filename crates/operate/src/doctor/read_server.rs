@@ -44,7 +44,7 @@ const ROLES: &[&str] = &[
     "supabase_admin",
 ];
 
-/// The same of settings. Placeholders that somebody set are not in `pg_settings`.
+/// The same of settings. Placeholders that were set are not in `pg_settings`.
 const CUSTOM: &[&str] = &[
     "rds.logical_replication",
     "rds.iam_auth_for_replication",

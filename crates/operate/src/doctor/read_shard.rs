@@ -23,7 +23,7 @@ pub(super) async fn publication(connection: &Connection, config: &Config) -> Kno
         }
         Standing::Unfit(found) => Ok(unfit(found)),
         Standing::Fit => {
-            // Without the tables there is no slot that anybody relies on.
+            // Without the tables no slot is relied on.
             let age = publication::age(connection, table, name, &config.slot).await;
             Ok(match age {
                 Ok(Age::Younger) => Publication::Changed,

@@ -12,7 +12,7 @@ use super::managed_rules::Service;
 /// What a relay that is away for a while makes the server keep.
 const KEPT_MIB_MIN: i64 = 1024;
 
-/// Log that a slot without a reader keeps before somebody is told.
+/// Log that a slot without a reader keeps without a warning.
 const IDLE_BYTES_MAX: i64 = 1 << 30;
 
 pub(super) const RULES: &[Rule<Seen>] = &[

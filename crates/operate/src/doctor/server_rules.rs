@@ -11,7 +11,7 @@ use super::facts::{Failure, Seen};
 /// Connections of a relay: the replication connection and those for statements, at their peak.
 const CONNECTIONS: i64 = 10;
 
-/// The longest that a transaction may be open before somebody is told.
+/// The longest that a transaction may be open without a warning.
 const OLD_SECONDS: f64 = 300.0;
 
 /// Clocks may differ by so much.

@@ -126,7 +126,7 @@ impl Store {
             has_position = self.has_position(),
             rows = self.rows_with_times().await?,
         );
-        // A pool has its own bound: nothing else ends what nobody waits for any more.
+        // A pool has its own bound: nothing else ends a statement whose request is gone.
         if !self.client().is_pooled() {
             self.batch_execute(COUNTING, AT_LEISURE).await?;
         }

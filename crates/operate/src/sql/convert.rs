@@ -167,7 +167,7 @@ impl Store {
         self.run(DOING, &sql).await.map(|()| until)
     }
 
-    /// Reads the table, so that nobody has to who waits for it. Producers go on.
+    /// Reads the table now, so that the step under the lock does not. Producers continue.
     pub(crate) async fn validate_end(&self, until: Timestamp) -> Result<(), Error> {
         let sql = format!(
             "SET lock_timeout = 0; SET statement_timeout = 0;

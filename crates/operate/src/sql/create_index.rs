@@ -36,7 +36,7 @@ fn column(index: OutboxIndex, table: &Table) -> &str {
     }
 }
 
-/// The statement that makes it where nobody writes.
+/// The statement that makes it where there are no writers.
 pub(crate) fn create(index: OutboxIndex, table: &Table) -> String {
     let column = match index {
         OutboxIndex::Unmarked | OutboxIndex::Times => table.column(Column::OccurredAt),
@@ -124,8 +124,8 @@ impl Store {
         Ok(())
     }
 
-    /// Room for marks in pages to come, where nobody has said how much: as on a table that was made for
-    /// marks. A partitioned table takes no such setting.
+    /// Room for marks in pages to come, unless the table's owner has set how much: as on a table that
+    /// was made for marks. A partitioned table takes no such setting.
     pub(crate) async fn make_room_for_marks(&self) -> Result<(), Error> {
         let sql = "SELECT relkind = 'r' AND coalesce(array_to_string(reloptions, ' '), '')
                        !~ 'fillfactor=([0-9]|[0-9][0-9])( |$)'

@@ -247,7 +247,7 @@ impl Store {
         Ok(row.get::<_, i64>(0) > 0)
     }
 
-    /// Writes down that somebody is shown a dead letter's payload.
+    /// Records that a dead letter's payload is read.
     pub(crate) async fn note_reading(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
         let sql = format!(
             "WITH old AS (SELECT * FROM {} WHERE id = $1 AND $2::text IS NULL) {}",

@@ -11,7 +11,7 @@ use super::Store;
 use crate::repair::{Gap, GapCounts, Remembering};
 
 /// How long ago the message of a row was stored, in seconds, at least: its mark came later. Of a row
-/// without a mark nobody knows it; it was before the comparison, $5 seconds ago.
+/// without a mark it is unknown, and was before the comparison, $5 seconds ago.
 const AGE: &str = "CASE WHEN o.published_at IS NULL THEN $5::float8 ELSE
     extract(epoch FROM clock_timestamp() - o.published_at)::float8 END";
 

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::Store;
 use crate::explain::RowStory;
 
-/// Counting more rows than this tells nobody anything.
+/// Rows beyond this are not counted.
 const COUNT_MAX: i64 = 10_000;
 
 impl Store {

@@ -1,8 +1,8 @@
-//! Partitions of an outbox by day: made ahead, and removed when nobody needs a row of them.
+//! Partitions of an outbox by day: made ahead, and removed when no row of them is needed.
 //!
-//! Nobody who reads or writes the outbox waits for either. A partition is made apart and attached,
+//! No reader or writer of the outbox waits for either. A partition is made apart and attached,
 //! which conflicts with no statement on rows. One is removed by `DETACH … CONCURRENTLY`: new
-//! statements do not see it, and those that may see it are waited for, while nobody waits behind.
+//! statements do not see it, and those that may see it are waited for; no statement waits behind.
 //! Then it is looked at once more, alone, and dropped, or attached again if a row came to be needed.
 //! `tailpost_detached` tells who is killed in between what was going on.
 
@@ -22,19 +22,19 @@ const LOOKING: &str = "look at the partitions";
 const MAKING: &str = "make a partition ahead";
 const REMOVING: &str = "remove an old partition";
 
-/// What somebody saw to that a partition which is to be removed has become.
+/// How far the removal of a partition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detached {
     /// It is a partition as before.
     NotBegun,
-    /// Nobody sees it any more but who did before.
+    /// Only statements that began before see it.
     Pending,
     /// A table of its own.
     Alone,
     Gone,
 }
 
-/// It is partitioned itself, or lies elsewhere.
+/// It is partitioned itself, or a foreign table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotPlain;
 
@@ -80,7 +80,7 @@ impl Store {
             let script = self.make_partition(*since, *until).await?;
             match self.run(MAKING, &script).await {
                 Ok(()) => made += 1,
-                // Somebody else may have made it, which is seen below.
+                // Another process may have made it, which is seen below.
                 Err(error) => {
                     let there = self.day_partitions().await?.unwrap_or_default();
                     if there.covered_from(*since) < *until {
@@ -188,7 +188,7 @@ impl Store {
         self.perform(REMOVING, &sql, &[name, since, until]).await
     }
 
-    /// The partitions that somebody began to remove, and how far that is.
+    /// The partitions whose removal has begun, and how far that is.
     pub(crate) async fn detached(&self) -> Result<Vec<(Partition, Detached)>, Error> {
         let sql = format!(
             "SELECT partition, since, until, to_regclass(partition) IS NULL,
@@ -207,7 +207,7 @@ impl Store {
         Ok(rows.iter().map(|row| (Partition::of(row), state(row))).collect())
     }
 
-    /// Takes a partition out of the table. Whoever reads or writes waits for nothing; this waits for
+    /// Takes a partition out of the table. Readers and writers wait for nothing; this waits for
     /// the transactions that have used the table before, for a second at most: then it stays between
     /// the two, [pending](Detached::Pending).
     pub(crate) async fn detach(&self, name: &str, finish: bool) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! What is deleted because nobody needs it any more, and what is written down about that.
+//! What is deleted because it is not needed any more, and the record of that.
 //!
 //! A row may go when its event is resolved for long enough and nothing can bring it again. A slot
 //! brings again what is behind its last watermark at most ([`Gate`]). What it would bring, the
@@ -57,12 +57,12 @@ pub(crate) struct Leaf {
 pub(crate) enum Beside {
     /// Discarded dead letters: their rows are gone, and no slot brings them again.
     Letters,
-    /// Entries of the audit: the event is no dead letter, and its row does not wait for anybody.
+    /// Entries of the audit: the event is no dead letter, and its row does not wait.
     Audit,
 }
 
 impl Store {
-    /// Configures the session: nobody waits for it, and it waits for nobody.
+    /// Configures the session: short waits for locks, and commits that do not wait for the disk.
     pub(crate) async fn be_modest(&self) -> Result<(), Error> {
         let sql = "SET synchronous_commit = off; SET lock_timeout = '1s';
                    SET statement_timeout = '8s'; SET jit = off;
@@ -206,7 +206,7 @@ impl Store {
     }
 
     /// Deletes rows that may go, of [`PAGES_AT_ONCE`] pages from `page` on, at most `at_once`. A
-    /// row that somebody has locked stays. Says how many.
+    /// locked row stays. Says how many.
     pub(crate) async fn delete_rows(
         &self,
         leaf: &Leaf,

@@ -120,14 +120,14 @@ impl Store {
         Ok(self.query_one(LOOKING, sql, &[&slot]).await?.get(0))
     }
 
-    /// A process that is stopped for long is in nobody's way.
+    /// A process that is stopped for long blocks no other.
     pub(crate) async fn unlock_rewind(&self, slot: &str) -> Result<(), Error> {
         let sql = "SELECT pg_advisory_unlock(hashtextextended('tailpost rewind ' || $1, 0))";
         self.perform(LOOKING, sql, &[&slot]).await
     }
 
     /// Makes the rewind slot where the relay's own is, and writes down why. First that it is ours:
-    /// who is killed between the two leaves no slot that nobody drops.
+    /// a process that is killed between the two leaves no slot without an owner.
     pub(crate) async fn make_rewind(
         &self,
         slot: &str,

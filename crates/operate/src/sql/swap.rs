@@ -1,7 +1,7 @@
 //! The moment in which an outbox becomes the first partition of a new one.
 //!
 //! One transaction renames the table, makes another with its name, and attaches it there, with what
-//! belongs to it: nothing reads a row. Whoever inserts meanwhile waits, and then finds the new table:
+//! belongs to it: nothing reads a row. An insert waits meanwhile, and then finds the new table:
 //! PostgreSQL looks a name up again once it has the lock.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::day_partitions::{KEY, before_name, day_name, digits, named};
 
 const DOING: &str = "move the outbox below a partitioned table";
 
-/// How long the lock is waited for. Whoever inserts meanwhile waits behind.
+/// How long the lock is waited for. Inserts wait behind it.
 pub(crate) const SWAP_WAIT: Duration = Duration::from_millis(200);
 
 /// What has to be moved, as statements in their order, read before anything is. $1 is the table, $2
@@ -164,7 +164,7 @@ impl Store {
     }
 
     /// The first statement that locks the table, in a transaction with a limit of [`SWAP_WAIT`]: it
-    /// waits for nobody who reads or writes, and for so long that PostgreSQL ends an autovacuum which
+    /// waits for no reader or writer, and for so long that PostgreSQL ends an autovacuum which
     /// is in the way (`deadlock_timeout`).
     pub(super) fn first_lock(&self) -> String {
         format!(
@@ -284,7 +284,7 @@ impl Store {
         )
     }
 
-    /// A partition for a day, stored as `like` is, made while nobody else can use the table.
+    /// A partition for a day, stored as `like` is, made while the table is locked.
     fn partition_statements(
         &self,
         like: &str,

@@ -58,7 +58,7 @@ impl Removals {
         let listed = listed.ok().and_then(Result::ok).unwrap_or_default();
         let mut readers: Vec<Reader> = listed.iter().filter_map(Reader::of).collect();
         if readers.is_empty() && per_subject {
-            // Whoever comes has read nothing.
+            // A consumer to come has read nothing.
             readers.push(Reader { created_micros: 0, delivered: 0, filters: Vec::new() });
         }
         // What is acknowledged is removed, in any order.

@@ -133,7 +133,7 @@ pub(super) struct FiledStreams {
     pub(super) nameless: Parts<OrphanRecord>,
     pub(super) ranges: Vec<StreamRange>,
     pub(super) reads: Vec<StreamRead>,
-    /// Messages that are nobody's event.
+    /// Messages that are no event.
     pub(super) foreign: u64,
 }
 

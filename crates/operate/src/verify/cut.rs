@@ -12,7 +12,7 @@
 use super::snapshot::Snapshot;
 use super::spilled::RowRecord;
 
-/// Clocks of the two servers, and of whoever writes events, may differ by so much.
+/// Clocks of the two servers, and of producers, may differ by so much.
 pub(crate) const CLOCKS_DIFFER_MICROS: i64 = 60_000_000;
 
 /// What each stream and each slot said, and when.

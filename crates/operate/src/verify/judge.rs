@@ -34,7 +34,7 @@ pub(crate) struct Counts {
     pub(crate) dead_letters: u64,
     /// Rows that have their message.
     pub(crate) matched: u64,
-    /// Rows that nobody says are published.
+    /// Rows without a mark or a watermark.
     pub(crate) pending: u64,
     /// When the oldest of them happened, in microseconds from 1970 on.
     pub(crate) oldest_pending_micros: Option<i64>,
@@ -42,7 +42,7 @@ pub(crate) struct Counts {
     pub(crate) out_of_reach: u64,
     /// Rows that name a stream that was not read.
     pub(crate) elsewhere: u64,
-    /// Rows that somebody else marked.
+    /// Rows that another program marked.
     pub(crate) marked_by_others: u64,
     /// Rows that a route dropped.
     pub(crate) dropped: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Counts {
     pub(crate) emitted: u64,
     /// Messages of a relay that came after the table was read.
     pub(crate) younger: u64,
-    /// Messages of somebody else.
+    /// Messages of other writers.
     pub(crate) foreign: u64,
     /// Messages that the stream stores under other subjects than those of the events.
     pub(crate) transformed: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Judge<'a> {
 struct Known {
     row: Option<RowRecord>,
     is_dead: bool,
-    /// Somebody has decided about the dead letter.
+    /// There is a decision about the dead letter.
     is_discarded: bool,
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Now {
     pub(crate) is_dead: bool,
     /// The row is owed its mark.
     pub(crate) is_owed: bool,
-    /// Poll mode: somebody has a claim of the event's aggregate.
+    /// Poll mode: a relay has a claim of the event's aggregate.
     pub(crate) is_claimed: bool,
 }
 

@@ -69,7 +69,7 @@ impl RowRecord {
     pub(crate) const UNFIT: u16 = 64;
     /// It has no time of its own.
     pub(crate) const TIMELESS: u16 = 128;
-    /// Beside [`DEAD`](Self::DEAD): somebody discarded it.
+    /// Beside [`DEAD`](Self::DEAD): it is discarded.
     pub(crate) const DISCARDED: u16 = 256;
     /// The configuration of its stream does not remove its message.
     pub(crate) const KEPT: u16 = 512;

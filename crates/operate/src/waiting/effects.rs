@@ -37,12 +37,12 @@ pub enum EffectState {
         /// Why.
         reason: String,
     },
-    /// Somebody decided that it never has its effect.
+    /// An operator decided that it never has its effect.
     Rejected,
 }
 
 /// Answers those who wait for events of `consumer`, from its records beside the outbox `table`, until
-/// nobody has waited for 10 s.
+/// no request has waited for 10 s.
 ///
 /// # Errors
 ///

@@ -44,7 +44,7 @@ pub(crate) fn close_letters(schema: &str, [name, status]: [&str; 2]) -> String {
     )
 }
 
-/// Somebody is shown their payloads.
+/// Their payloads are read.
 pub(crate) fn note_reading(schema: &str) -> String {
     let done = format!("WITH done AS (SELECT d.* FROM {schema}.inbox_dead_letter d WHERE {MEANT})");
     format!("{done}, {}", write_down(schema, "read", AUTHOR))
@@ -64,7 +64,7 @@ fn write_down(schema: &str, decision: &str, [by, why]: [&str; 2]) -> String {
     )
 }
 
-/// By whoever knows that an event has had its effect.
+/// An operator records that an event has had its effect.
 pub(crate) fn mark_processed(schema: &str) -> String {
     format!(
         "WITH marked AS (

@@ -2,7 +2,7 @@ use inbox::access::{SAME, as_json};
 
 use crate::dead_letters::group_letters;
 
-/// Attempts after which an event deserves somebody's attention.
+/// Attempts after which an event is counted as failing.
 const STUBBORN_OVER: i32 = 3;
 
 /// What a selection means. Its parameters are always $1 to $7.

@@ -12,7 +12,7 @@ pub(crate) fn find(schema: &str) -> String {
     as_json(&format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE id = $1"))
 }
 
-/// Only what nobody has begun.
+/// Only what has not begun.
 pub(crate) fn cancel(schema: &str) -> String {
     as_json(&format!(
         "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
