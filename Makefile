@@ -40,7 +40,7 @@ long: servers-all ## run the tests that `make test` leaves out because they take
 
 simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 	@echo "$(SEEDS) schedules of each simulation"
-	SEEDS=$(SEEDS) CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	SEEDS=$(SEEDS) CARGO_PROFILE_RELEASE_LTO=off \
 		$(CARGO) test --release --no-fail-fast -p tailpost-relay -p tailpost-inbox --lib -- \
 		simulation:: engine::outages:: $(ARGS)
 

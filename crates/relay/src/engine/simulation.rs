@@ -301,10 +301,18 @@ impl World {
     }
 
     fn outgoing_of(&self, id: u128, is_unfit: bool) -> Outgoing {
-        let mut event = Event::new("t", format!("k{}", self.keys[&id]), "e", &0).expect("valid");
-        event.id = Uuid::from_u128(id);
-        event.payload = Bytes::from_static(b"{}");
-        event.occurred_at = Timestamp::UNIX_EPOCH;
+        let event = Event {
+            id: Uuid::from_u128(id),
+            aggregate_type: "t".into(),
+            aggregate_id: format!("k{}", self.keys[&id]).into(),
+            event_type: "e".into(),
+            event_version: 1,
+            payload: Bytes::from_static(b"{}"),
+            occurred_at: Timestamp::UNIX_EPOCH,
+            correlation_id: None,
+            causation_id: None,
+            headers: None,
+        };
         let subject = match is_unfit {
             _ if self.is_filtered(id) => Err(Unpublished::Dropped),
             true => Err(Unpublished::Unfit("illegal".into())),

@@ -359,14 +359,15 @@ impl Window {
     }
 
     pub(super) fn assert_holds(&self) {
-        let unresolved = self.iter_unresolved().count();
-        assert_eq!(unresolved, self.unresolved, "unresolved entries");
-        assert_eq!(self.entries.iter().map(|it| it.bytes).sum::<usize>(), self.bytes, "bytes");
+        let counted = self.entries.iter().fold((0, 0), |(unresolved, bytes), it| {
+            (unresolved + usize::from(it.stage != Stage::Resolved), bytes + it.bytes)
+        });
+        assert_eq!(counted, (self.unresolved, self.bytes), "unresolved entries, and bytes");
         let front = self.entries.front();
         assert!(front.is_none_or(|it| it.stage != Stage::Resolved), "a resolved entry is in front");
         if self.key_tails.is_some() {
             let key = |it: &Entry| it.chain.key;
-            let mut seen = std::collections::HashSet::new();
+            let mut seen = std::collections::BTreeSet::new();
             for (index, entry) in self.iter_unresolved() {
                 let is_first = seen.insert(key(entry));
                 assert_eq!(is_first, entry.is_head, "entry {index} as the first of its aggregate");

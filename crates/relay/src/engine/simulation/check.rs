@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use pgoutput::Lsn;
 
 use super::table::Row;
-use super::{Faults, Foreign, World};
+use super::{Faults, Foreign, Relay, World};
 use crate::engine::Resolved;
 
 impl World {
@@ -47,10 +47,18 @@ impl World {
         }
     }
 
+    fn is_quiet(&self) -> bool {
+        self.answers.is_empty() && self.connections.iter().all(VecDeque::is_empty)
+    }
+
+    pub(super) fn has_nothing_under_way(&self) -> bool {
+        let Relay { jobs, outcomes, at, .. } = &self.relay;
+        jobs.is_empty() && outcomes.is_empty() && at.0 == self.log.len() && self.is_quiet()
+    }
+
     pub(super) fn is_done(&self) -> bool {
-        let quiet = self.connections.iter().all(VecDeque::is_empty) && self.answers.is_empty();
         let is_marked = |row: &Row| row.is_marked || self.faults.by_watermark;
-        quiet
+        self.is_quiet()
             && !self.relay.awaits_slot
             && !self.has_open_replay()
             && self.relay.at.0 == self.log.len()

@@ -355,7 +355,7 @@ impl World {
         let now = self.now;
         self.relay.stalled_until = now;
         self.others.iter_mut().for_each(|it| it.stalled_until = now);
-        while !self.table.rows.values().all(|it| it.is_marked) || !self.claiming.locks.is_empty() {
+        while !self.claiming.locks.is_empty() || !self.table.rows.values().all(|it| it.is_marked) {
             self.step();
             let is_soon = self.now - now < Duration::from_mins(60);
             assert!(is_soon, "rows are left: {:?}", self.table.rows);

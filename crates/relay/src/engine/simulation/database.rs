@@ -1,6 +1,5 @@
 //! PostgreSQL, and the jobs that reach it: what they do there, and what comes of them.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use pgoutput::Lsn;
@@ -8,7 +7,7 @@ use rand::RngExt;
 use uuid::Uuid;
 
 use super::check::is_dropped;
-use super::{Job, MAX_ATTEMPTS, World};
+use super::{Faults, Job, MAX_ATTEMPTS, World};
 use crate::engine::{
     BooksEffect, BooksInput, BrokerEffect, BrokerInput, ClaimsEffect, Effect, End, Found, Input,
     LastEvent, Marked, MarkingEffect, MarkingInput, Mode, NotedPlace, Notice, Place, Resolved,
@@ -357,24 +356,24 @@ impl World {
     fn carry_out(&mut self, found: Found, verdict: &Verdict, seeks: bool) -> MarkingInput {
         assert!(seeks || verdict.unlogged.is_empty(), "published without the stream being read");
         self.note_stored(&verdict.resolved);
-        let (stored, filtered) = (self.stored_ids.clone(), self.faults.poison);
-        let is_unaware = self.faults.goes_back;
-        let is_published =
-            |id: u128| is_unaware || stored.contains(&id) || filtered && is_dropped(id);
-        let in_stream: HashSet<u128> = self.ids_in_stream().collect();
-        let is_in_stream = |id: u128| in_stream.contains(&id);
-        for id in verdict.unlogged.iter().map(Uuid::as_u128).filter(|id| !is_in_stream(*id)) {
+        let unlogged = || verdict.unlogged.iter().map(Uuid::as_u128);
+        let in_stream: Vec<u128> =
+            unlogged().filter(|id| self.ids_in_stream().any(|it| it == *id)).collect();
+        for id in unlogged().filter(|id| !in_stream.contains(id)) {
             let passed_the_log = !self.unlogged.contains(&id);
             assert!(!passed_the_log || self.faults.goes_back, "{id} passed the log");
             if passed_the_log {
                 self.expect_scanned(id);
                 // Removed before its row was marked, or lost: that cannot be told.
-                if stored.contains(&id) {
+                if self.stored_ids.contains(&id) {
                     self.may_rescan = true;
                     self.may_repeat.insert(id);
                 }
             }
         }
+        let (stored, Faults { goes_back, poison, .. }) = (&self.stored_ids, self.faults);
+        let is_published = |id| goes_back || stored.contains(&id) || poison && is_dropped(id);
+        let is_in_stream = |id| in_stream.contains(&id);
         MarkingInput::Swept(Some(self.table.carry_out(found, verdict, is_published, is_in_stream)))
     }
 

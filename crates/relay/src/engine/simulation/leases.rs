@@ -21,7 +21,7 @@ fn claimed(asked: u64) -> Engine {
     let mut world = World::new(0, POLL);
     let id = world.mint();
     let rows = vec![world.outgoing(id)];
-    let mut engine = world.relay.engine;
+    let mut engine = *world.relay.engine;
     for second in 0..=asked {
         effects(&mut engine, at(second));
         engine.apply(at(second), ClaimsInput::NotClaimed);

@@ -25,24 +25,29 @@ impl World {
         let mut done_for = 0;
         for _ in 0..20_000 {
             for _ in 0..3 {
+                let rests = self.has_nothing_under_way();
                 self.deliver_log();
-                _ = self.send();
+                let has_sent = self.send();
                 self.broker(true);
                 self.answer();
                 self.job(true);
                 self.effects();
+                if rests && !has_sent && self.has_nothing_under_way() {
+                    break;
+                }
             }
             self.keepalive();
             self.slot_confirmed = self.slot_confirmed.max(self.relay.confirming);
             let wait = self.publishing().breaker().1;
-            self.now += wait.unwrap_or(Duration::from_millis(50));
+            // At rest time passes faster.
+            let pause = if done_for == 0 { 50 } else { 250 };
+            self.now += wait.unwrap_or(Duration::from_millis(pause));
             self.tick(0);
-            self.effects();
             self.leave_if_drained();
             self.check_confirmed();
             // A scan that has found nothing more may have been begun before something came.
             done_for = if self.is_done() { done_for + 1 } else { 0 };
-            if done_for > 100 {
+            if done_for > 20 {
                 if !self.faults.blocking || self.dead.is_empty() {
                     return;
                 }

@@ -26,7 +26,8 @@ impl fmt::Debug for Job {
 #[derive(Debug, Clone)]
 pub(super) struct Relay {
     pub(super) generation: u64,
-    pub(super) engine: Engine,
+    /// In a box: nodes change places whenever it is another one's turn.
+    pub(super) engine: Box<Engine>,
     /// Its clock counts from here.
     pub(super) began: Duration,
     /// The connection that its messages go over.
@@ -54,7 +55,7 @@ impl Relay {
     pub(super) fn new(generation: u64, engine: Engine, began: Duration, connection: usize) -> Self {
         Self {
             generation,
-            engine,
+            engine: Box::new(engine),
             began,
             connection,
             stalled_until: Duration::ZERO,

@@ -1,6 +1,6 @@
 //! The outbox table: rows, what is visible of them, marks, and what the sweeper is told.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use pgoutput::Lsn;
 use uuid::Uuid;
@@ -39,7 +39,14 @@ struct Snapshot {
     /// Every transaction before had ended, and none from `end` on had begun.
     oldest_running: u64,
     end: u64,
-    visible: HashSet<u128>,
+    /// In their order.
+    visible: Vec<u128>,
+}
+
+impl Snapshot {
+    fn sees(&self, id: u128) -> bool {
+        self.visible.binary_search(&id).is_ok()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -128,7 +135,7 @@ impl Table {
 
     pub(in crate::engine) fn has_hidden_before_slot(&self) -> bool {
         let start = &self.snapshots[self.start];
-        self.rows.iter().any(|(id, it)| !it.is_visible && start.visible.contains(id))
+        self.rows.iter().any(|(id, it)| !it.is_visible && start.sees(*id))
     }
 
     pub(in crate::engine) fn take_watermark(&mut self, log_end: u64) -> Watermark {
@@ -163,19 +170,16 @@ impl Table {
         let (start, snapshot) = (&self.snapshots[self.start], self.seen_by(&pass.watermark));
         let swept = pass.swept.as_ref().map(|it| self.seen_by(it));
         let age = |row: &Row, id: &u128| match swept {
-            Some(it) if it.visible.contains(id) && row.transaction < it.oldest_running => {
-                Age::Swept
-            }
+            Some(it) if it.sees(*id) && row.transaction < it.oldest_running => Age::Swept,
             Some(it) if row.transaction >= it.end => Age::Later,
             _ => Age::Unknown,
         };
         let is_open = |(id, it): &(&u128, &Row)| {
             let is_young = swept.is_none_or(|swept| it.transaction >= swept.oldest_running);
             let is_in_range = pass.range == SweepRange::Whole || is_young;
-            let is_of_log = it.transaction != CAME_BACK && !start.visible.contains(id);
-            let is_open =
-                is_of_log && !self.by_watermark && !it.is_marked && !it.is_owed && it.is_visible;
-            is_open && is_in_range && snapshot.visible.contains(id)
+            let is_open = !self.by_watermark && !it.is_marked && !it.is_owed && it.is_visible;
+            let is_of_log = || it.transaction != CAME_BACK && !start.sees(**id);
+            is_open && is_in_range && is_of_log() && snapshot.sees(**id)
         };
         let unmarked = |(id, row): (&u128, &Row)| Unmarked {
             id: Uuid::from_u128(*id),
@@ -189,7 +193,7 @@ impl Table {
     pub(in crate::engine) fn unpublished(&self, range: ScanRange) -> Vec<u128> {
         let start = &self.snapshots[self.start];
         let is_old = |id: &u128, it: &Row| match range {
-            ScanRange::Whole => it.transaction == CAME_BACK || start.visible.contains(id),
+            ScanRange::Whole => it.transaction == CAME_BACK || start.sees(*id),
             ScanRange::CameBack => it.transaction == CAME_BACK,
         };
         let is_wanted = |(id, it): &(&u128, &Row)| {
@@ -277,8 +281,8 @@ impl Table {
 
     /// Takes their marks from rows of the log that name no message: any of them may be lost.
     pub(in crate::engine) fn doubt_trusted(&mut self) {
-        let start = &self.snapshots[self.start].visible;
-        let is_of_log = |id: &u128, it: &Row| it.transaction != CAME_BACK && !start.contains(id);
+        let start = &self.snapshots[self.start];
+        let is_of_log = |id: &u128, it: &Row| it.transaction != CAME_BACK && !start.sees(*id);
         for (id, row) in &mut self.rows {
             if row.seq.is_none() && !row.is_dropped && is_of_log(id, row) {
                 (row.is_marked, row.is_owed) = (false, false);
@@ -289,8 +293,7 @@ impl Table {
     /// Whether the slot brings the row.
     pub(in crate::engine) fn is_logged(&self, id: u128) -> bool {
         let is_of_log = |it: &Row| it.transaction != CAME_BACK;
-        self.rows.get(&id).is_some_and(is_of_log)
-            && !self.snapshots[self.start].visible.contains(&id)
+        self.rows.get(&id).is_some_and(is_of_log) && !self.snapshots[self.start].sees(id)
     }
 
     pub(in crate::engine) fn leave_to_scanner(&mut self, id: u128) -> bool {
