@@ -154,6 +154,10 @@ async fn main() -> Result<(), inbox::BoxError> {
             .decisions_retention(Duration::from_hours(24 * days))
             .upkeep_interval(Duration::from_millis(200)),
     };
+    let builder = match std::num::NonZeroU32::new(setting("WORKER_PARTITIONS", 0)) {
+        Some(partitions) => builder.partitions(partitions),
+        None => builder,
+    };
     let shutdown = CancellationToken::new();
     let stop = shutdown.clone();
     let mut terminated = signal(SignalKind::terminate())?;

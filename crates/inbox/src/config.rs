@@ -1,3 +1,4 @@
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use outbox::quote;
@@ -11,6 +12,12 @@ use crate::engine::{Backoff, Rate};
 pub struct Config {
     /// Names the durable consumer, and is part of the key of every record.
     pub consumer: String,
+    /// Into how many partitions the stream's events are divided, where workers share them.
+    pub partitions: Option<NonZeroU32>,
+    /// Which of them this is of; 0 where they are not divided.
+    pub partition: u32,
+    /// A regular expression for the subjects of the partition, up to its number; any matches without.
+    pub(crate) subjects: String,
     /// The stream to take events from.
     pub stream: String,
     /// The subjects to take; all of the stream's if there are none.
@@ -45,6 +52,9 @@ impl Config {
     pub(crate) fn new(consumer: String) -> Self {
         Self {
             consumer,
+            partitions: None,
+            partition: 0,
+            subjects: String::new(),
             stream: String::new(),
             filter_subjects: Vec::new(),
             lanes: 8,
@@ -66,6 +76,52 @@ impl Config {
     #[must_use]
     pub fn quoted_schema(&self) -> String {
         quote(&self.schema)
+    }
+
+    /// The name of the durable consumer: each partition has its own.
+    #[must_use]
+    pub fn durable(&self) -> String {
+        match self.partitions {
+            Some(_) => format!("{}-{}", self.consumer, self.partition),
+            None => self.consumer.clone(),
+        }
+    }
+
+    /// What each partition is handled by: together they have the handlers and the rate of the whole.
+    /// One that is not divided is its only part.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Self> {
+        let Some(partitions) = self.partitions else { return vec![self.clone()] };
+        let part = |partition: u32| {
+            let number = partition.to_string();
+            let filters = self.filter_subjects.iter().map(|it| it.replace(PARTITION, &number));
+            Self {
+                partition,
+                filter_subjects: filters.collect(),
+                subjects: self.subjects_of(&number),
+                lanes: self.lanes.div_ceil(partitions.get() as usize),
+                rate: self.rate.map(|it| it.divided(partitions)),
+                ..self.clone()
+            }
+        };
+        (0..partitions.get()).map(part).collect()
+    }
+
+    /// What follows the number in a subject may be of events that are filtered out by now: letters.
+    fn subjects_of(&self, number: &str) -> String {
+        let is_plain = |it: char| it.is_alphanumeric() || "_-".contains(it);
+        let escaped = |it: char| if is_plain(it) { it.to_string() } else { format!("\\{it}") };
+        let token = |it: &str| match it {
+            "*" => "[^.]+".to_owned(),
+            it => it.replace(PARTITION, number).chars().map(escaped).collect(),
+        };
+        let start = |filter: &String| {
+            let tokens: Vec<&str> = filter.split('.').collect();
+            let end = tokens.iter().position(|it| it.contains(PARTITION)).unwrap_or(0);
+            tokens[..=end].iter().map(|it| token(it)).collect::<Vec<_>>().join("\\.")
+        };
+        let starts: Vec<String> = self.filter_subjects.iter().map(start).collect();
+        format!("^({})(\\.|$)", starts.join("|"))
     }
 
     /// How many events are held in memory at most, at work or waiting.
@@ -99,9 +155,45 @@ impl Config {
         if self.backoff.first > self.backoff.max {
             return bad("the first backoff is longer than the longest");
         }
+        let names_partition = |it: &String| it.contains(PARTITION);
+        let all_do = self.filter_subjects.iter().all(names_partition);
+        if self.partitions.is_some() && (!all_do || self.filter_subjects.is_empty()) {
+            return bad(
+                "with partitions every subject must contain {partition}, and there must be one",
+            );
+        }
         Ok(())
     }
 }
 
+/// What stands for the number of the partition in a subject.
+const PARTITION: &str = "{partition}";
+
 const LANES_MAX: usize = 1024;
 const BATCH_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_have_the_handlers_and_the_rate_of_the_whole_and_their_own_subjects() {
+        let whole = Config {
+            partitions: NonZeroU32::new(4),
+            filter_subjects: vec!["a%.*.p{partition}.>".into(), "{partition}.b".into()],
+            lanes: 6,
+            rate: Some("40/s".parse().expect("a rate")),
+            ..Config::new("billing".into())
+        };
+        let parts = whole.parts();
+        let last = &parts[3];
+        assert_eq!((parts.len(), last.durable(), last.lanes), (4, "billing-3".into(), 2));
+        assert_eq!(last.rate, Some("10/s".parse().expect("a rate")));
+        assert_eq!(last.filter_subjects, ["a%.*.p3.>", "3.b"]);
+        assert_eq!(last.subjects, r"^(a\%\.[^.]+\.p3|3)(\.|$)");
+
+        let undivided = Config { filter_subjects: Vec::new(), ..Config::new("billing".into()) };
+        let [part] = &undivided.parts()[..] else { panic!("one part") };
+        assert_eq!((part.durable(), &*part.subjects), ("billing".into(), ""));
+    }
+}

@@ -20,6 +20,7 @@ mod retry;
 mod role_lease;
 #[cfg(test)]
 mod role_simulation;
+mod share;
 #[cfg(test)]
 pub(crate) mod simulation;
 
@@ -36,4 +37,7 @@ pub use rate::{Rate, RateError};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
 pub(crate) use report::Report;
 pub(crate) use retry::{Begin, Decision, begin, decide};
-pub(crate) use role_lease::{Former, Found, Role, RoleLease, Step, Term};
+#[cfg(test)]
+pub(crate) use role_lease::RoleLease;
+pub(crate) use role_lease::{Former, Found, Role, Step, Term};
+pub(crate) use share::{Move, Seen, Share};

@@ -1,3 +1,4 @@
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,7 +130,7 @@ impl Builder {
         self
     }
 
-    /// Makes the durable consumer if it is missing; says whether it was. One that is configured
+    /// Makes the durable consumers that are missing; says whether any was. One that is configured
     /// otherwise is changed. Needs no database.
     ///
     /// # Errors
@@ -140,7 +141,11 @@ impl Builder {
         self.config.check()?;
         let nats = self.nats.ok_or_else(|| no_nats(&self.config))?;
         let stream = durable_consumer::stream(&nats, &self.config).await?;
-        durable_consumer::open(&stream, &self.config).await.map(|(_, is_new)| is_new)
+        let mut is_new = false;
+        for part in self.config.parts() {
+            is_new |= durable_consumer::open(&stream, &part).await?.1;
+        }
+        Ok(is_new)
     }
 
     /// What was set, and the broker, for what operators do beside the consumer.
@@ -191,6 +196,9 @@ settings! {
     stream: impl Into<String> => Into::into,
     /// The schema that holds the tables of the inbox: `public`.
     schema: impl Into<String> => Into::into,
+    /// Into how many partitions the events of the stream are divided by their subjects. Every filter
+    /// names a partition by `{partition}`. Workers of the consumer then share the partitions.
+    partitions: NonZeroU32 => Some,
     /// How many handlers run at a time: 8. Events of one aggregate never do.
     ///
     /// A transactional inbox has a connection for each; a leased one needs three in all.

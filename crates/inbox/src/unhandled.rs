@@ -55,7 +55,9 @@ impl Unhandled<'_> {
     pub async fn handled_to(&self, server: Option<i64>) -> Result<Option<u64>, Error> {
         let (sql, Origin { stream, created }) =
             (handled::find_handled(&self.schema()), self.origin);
-        let parameters: [&(dyn ToSql + Sync); 3] = [&self.config.consumer, stream, created];
+        let partition = self.config.partition.cast_signed();
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&self.config.consumer, stream, created, &partition];
         let Some(row) = answered(LOOKING, self.on.query_opt(&sql, &parameters)).await? else {
             return Ok(None);
         };

@@ -4,6 +4,7 @@
 #![deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants)]
 
 mod acked_floor;
+mod broker;
 mod controlling;
 mod lease;
 pub(crate) mod leased;
@@ -13,6 +14,7 @@ mod role;
 mod session;
 pub(crate) mod transactional;
 mod upkeep;
+mod whole;
 mod work;
 
 use std::mem;
@@ -21,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use servers::nats_version;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -39,11 +42,12 @@ use crate::postgres::scope::Scope;
 use crate::rewind::RewindState;
 use crate::tally::Tally;
 use crate::worker::acked_floor::Floor;
+use crate::worker::broker::{Broker, is_gone};
 use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
 use crate::worker::redrive::Redrive;
 use crate::worker::rewinding::Rewinding;
-use crate::worker::role::RoleHolder;
+use crate::worker::role::{Part, RoleHolder};
 use crate::worker::session::Session;
 use crate::worker::upkeep::Upkeep;
 use crate::worker::work::{Context, Work};
@@ -63,7 +67,7 @@ pub(crate) async fn run<W: Work>(
     settings: Settings,
     status: watch::Sender<Status>,
     shutdown: CancellationToken,
-    make: impl FnOnce(&Arc<Context>) -> W,
+    mut make: impl FnMut(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
     let Settings { config, connect, nats, reconnect_nats } = settings;
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
@@ -76,46 +80,59 @@ pub(crate) async fn run<W: Work>(
         takes_over: W::SHARES,
         lent: W::SHARES,
     };
-    let statements = RoleStatements::new(scope.clone());
     let tally = Arc::new(Tally::default());
-    let context = Arc::new(Context {
+    let shared = Context {
         config: Arc::clone(&config),
-        pool: Arc::new(Pool::new(Arc::clone(&connect), scope)),
+        pool: Arc::new(Pool::new(Arc::clone(&connect), scope.clone())),
         leases: Arc::new(Leases::new(config.lease, Arc::clone(&tally))),
-        tally,
+        tally: Arc::clone(&tally),
         partitions: watch::Sender::default(),
         term: Term::default(),
         handled: watch::Sender::default(),
         may_forget: watch::Sender::new(false),
-    });
-    let holder = RoleHolder {
-        context: Arc::clone(&context),
-        role: watch::Sender::new(Role::Unknown),
-        statements,
-        status: status.subscribe(),
+        at_work: watch::Sender::default(),
+        left_behind: Arc::default(),
+        alone: Arc::default(),
     };
-    let role = holder.role.subscribe();
-    let upkeep = Upkeep { context: Arc::clone(&context), connect, role: role.clone() };
-    let worker = Worker {
-        work: Arc::new(make(&context)),
-        rewinding: Rewinding::new(Arc::clone(&context)),
-        controlling: Controlling::new(Arc::clone(&context)),
-        context,
-        nats,
-        reconnect_nats,
-        one_by_one: false,
-        went_back: false,
-        status,
-        role,
-        shutdown,
-    };
+    let broker = Arc::new(Broker::new(nats, reconnect_nats));
+    let (mut parts, mut workers) = (Vec::new(), Vec::new());
+    for part in config.parts() {
+        let statements = RoleStatements::new(scope.clone(), part.partition.cast_signed());
+        let context = Arc::new(shared.of_part(part));
+        let whole = config.partitions.is_none().then(|| status.clone());
+        let (part, worker) = Worker::of(
+            (context, statements),
+            whole.unwrap_or_default(),
+            (&broker, &shutdown),
+            &mut make,
+        );
+        parts.push(part);
+        workers.push(worker);
+    }
+    let statuses = parts.iter().map(|it| it.status.clone()).collect();
+    let any = watch::Sender::new(Role::Unknown);
+    let upkeep = Upkeep { context: Arc::new(shared), connect, role: any.subscribe() };
+    let holder = RoleHolder { parts, any, broker, shutdown };
     let ended = tokio::select! {
         error = holder.run() => Err(error),
-        summary = worker.run() => summary,
+        summary = run_all(workers) => summary,
         never = upkeep.run() => match never {},
+        never = whole::tell(statuses, &tally, status), if config.partitions.is_some() => {
+            match never {}
+        }
     };
     holder.release().await;
     ended
+}
+
+/// Runs the workers of all partitions until they are to stop, or one of them cannot go on.
+async fn run_all<W: Work>(workers: Vec<Worker<W>>) -> Result<Summary, Error> {
+    let mut running: JoinSet<_> = workers.into_iter().map(Worker::run).collect();
+    let mut summary = Summary::default();
+    while let Some(ended) = running.join_next().await {
+        summary = summary.and(&ended.expect("a worker does not panic")?);
+    }
+    Ok(summary)
 }
 
 /// Such a server may hand events to the inbox that were stored twice, or never.
@@ -137,8 +154,9 @@ struct Worker<W> {
     context: Arc<Context>,
     rewinding: Rewinding,
     controlling: Controlling,
-    nats: async_nats::Client,
-    reconnect_nats: Option<ConnectNats>,
+    broker: Arc<Broker>,
+    /// What it had from there last, and how many there were before.
+    nats: (u32, async_nats::Client),
     /// A message of the stream has ended a client.
     one_by_one: bool,
     /// The stream came back without the end that it had in the session before.
@@ -149,18 +167,45 @@ struct Worker<W> {
 }
 
 impl<W: Work> Worker<W> {
+    /// Of a part, and what the holder has of that.
+    fn of(
+        (context, statements): (Arc<Context>, RoleStatements),
+        status: watch::Sender<Status>,
+        (broker, shutdown): (&Arc<Broker>, &CancellationToken),
+        make: &mut impl FnMut(&Arc<Context>) -> W,
+    ) -> (Part, Self) {
+        let role = watch::Sender::new(Role::Unknown);
+        let worker = Self {
+            work: Arc::new(make(&context)),
+            rewinding: Rewinding::new(Arc::clone(&context)),
+            controlling: Controlling::new(Arc::clone(&context)),
+            context: Arc::clone(&context),
+            broker: Arc::clone(broker),
+            nats: broker.client(),
+            one_by_one: false,
+            went_back: false,
+            status,
+            role: role.subscribe(),
+            shutdown: shutdown.clone(),
+        };
+        let status = worker.status.subscribe();
+        (Part { context, role, statements, status }, worker)
+    }
+
     async fn run(mut self) -> Result<Summary, Error> {
         let mut counts = Summary::default();
         while let Some(term) = self.becomes_active().await {
             let session = async {
                 self.revive().await?;
-                check_server(&self.nats)?;
+                check_server(&self.nats.1)?;
                 if !self.rewinds(term).await? {
                     return Ok(counts);
                 }
                 Box::pin(self.session(term, counts)).await
             };
-            match session.await {
+            let ended = session.await;
+            self.context.at_work.send_replace(false);
+            match ended {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
                     let error = error.without_data();
@@ -192,7 +237,15 @@ impl<W: Work> Worker<W> {
             }
             let role = *self.role.borrow_and_update();
             match role {
-                Role::Active { term, until } if Instant::now() < until => return Some(term),
+                Role::Active { term, until } if Instant::now() < until => {
+                    self.context.at_work.send_replace(true);
+                    // Who takes the role away looks whether anything is at work under it after that.
+                    if self.is_active_in(term) {
+                        return Some(term);
+                    }
+                    self.context.at_work.send_replace(false);
+                    continue;
+                }
                 Role::Active { .. } => {
                     let why = trouble.borrow_and_update().clone();
                     let why = why.unwrap_or_else(|| "the role was not renewed".into());
@@ -212,18 +265,11 @@ impl<W: Work> Worker<W> {
         }
     }
 
-    /// Connects to the broker anew if the client has ended: some bytes in a header do that.
+    /// Takes the client that the broker is reached by now: another one if it has ended.
     async fn revive(&mut self) -> Result<(), Error> {
-        if !is_gone(&self.nats).await {
-            return Ok(());
-        }
-        let reconnect = self.reconnect_nats.as_ref().ok_or_else(|| Error::Refused {
-            problem: "the client of NATS has ended".into(),
-            hint: "start the process again, or give the inbox a way to connect anew",
-        })?;
-        self.nats = reconnect().await.map_err(Error::jetstream("connect to NATS"))?;
-        self.one_by_one = true;
-        info!(consumer = self.context.config.consumer, "connected to NATS anew");
+        let revived = self.broker.revived().await?;
+        self.one_by_one |= revived.0 != self.nats.0;
+        self.nats = revived;
         Ok(())
     }
 
@@ -245,7 +291,7 @@ impl<W: Work> Worker<W> {
             let Some(rewind) = pending else { return Ok(true) };
             let from = rewind.from_sequence;
             self.say(State::Paused, Some(format!("is being rewound to sequence {from}")));
-            self.rewinding.carry_out(&rewind, (&self.nats, term), &self.shutdown).await?;
+            self.rewinding.carry_out(&rewind, (&self.nats.1, term), &self.shutdown).await?;
             if self.shutdown.is_cancelled() || !self.is_active_in(term) {
                 return Ok(false);
             }
@@ -255,13 +301,13 @@ impl<W: Work> Worker<W> {
     /// Where the consumer has to go back to by itself, if it has to.
     async fn follows(&mut self, term: Term, stream: bool) -> Result<Option<RewindState>, Error> {
         if stream {
-            let pending = self.rewinding.follow_stream(&self.nats, self.went_back).await?;
+            let pending = self.rewinding.follow_stream(&self.nats.1, self.went_back).await?;
             self.went_back = false;
             if pending.is_some() {
                 return Ok(pending);
             }
         }
-        self.rewinding.follow_database(&self.nats, term).await
+        self.rewinding.follow_database(&self.nats.1, term).await
     }
 
     fn is_active_in(&self, asked: Term) -> bool {
@@ -276,13 +322,13 @@ impl<W: Work> Worker<W> {
         let closings = control.breaker_closings;
         let (wanted, control) = watch::channel(control);
         let mut source =
-            Source::open(&self.nats, config, self.find_resolved(), &self.context.tally).await?;
+            Source::open(&self.nats.1, config, self.find_resolved(), &self.context.tally).await?;
         check_retention(config, source.max_age())?;
         self.context.may_forget.send_replace(true);
         let origin = source.origin().clone();
-        let advisories = Advisories::open(&self.nats, origin.clone(), config).await?;
-        let redrive = Redrive::new(&self.context, self.nats.clone(), origin.clone());
-        let acks = Acks::start(self.nats.clone()).await?;
+        let advisories = Advisories::open(&self.nats.1, origin.clone(), config).await?;
+        let redrive = Redrive::new(&self.context, self.nats.1.clone(), origin.clone());
+        let acks = Acks::start(self.nats.1.clone()).await?;
         // Of this session; another one begins as always.
         source.one_by_one = mem::take(&mut self.one_by_one);
         source.known(self.rewinding.level);
@@ -300,7 +346,7 @@ impl<W: Work> Worker<W> {
         };
         let (feed, intake) = feed::open();
         let session = Session {
-            nats: self.nats.clone(),
+            nats: self.nats.1.clone(),
             acks,
             work: Arc::clone(&self.work),
             context: Arc::clone(&context),
@@ -326,7 +372,7 @@ impl<W: Work> Worker<W> {
         let (summary, (), (), (), (), went_back, (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
-            until(feed.closed(), stop_when_gone(&self.nats, &stop)),
+            until(feed.closed(), stop_when_gone(&self.nats.1, &stop)),
             until(feed.closed(), self.rewinding.watch(&stop)),
             until(feed.closed(), self.controlling.watch(wanted)),
             until(feed.closed(), floor.follow(self.status.subscribe())),
@@ -372,11 +418,6 @@ async fn ends(mut role: watch::Receiver<Role>, asked: Term, shutdown: Cancellati
         _ = role.wait_for(is_lost) => {}
         () = shutdown.cancelled() => {}
     }
-}
-
-/// Whether the client's task has ended, so that nothing will ever be sent by it.
-async fn is_gone(nats: &async_nats::Client) -> bool {
-    matches!(tokio::time::timeout(PAUSE, nats.flush()).await, Ok(Err(_)))
 }
 
 /// Ends the session when its client has ended.

@@ -100,7 +100,8 @@ impl Consumers {
         upkept(&self.connection, self.outbox.schema()).await
     }
 
-    /// Who has the consumers, by consumer.
+    /// Who has the consumers, by consumer. Where workers share one, all of them, and what one says
+    /// that has a reason to be paused.
     ///
     /// # Errors
     ///
@@ -108,13 +109,18 @@ impl Consumers {
     pub async fn holders(&self) -> Result<Vec<Holder>, Error> {
         // The lease that was given up ended before all times, which no time here stands for.
         let sql = as_json(&format!(
-            "SELECT consumer, owner, expires_at > clock_timestamp() AS is_valid, acquired_at,
+            "SELECT DISTINCT ON (consumer) consumer, coalesce((
+                     SELECT string_agg(DISTINCT o.owner, ', ') FROM {schema}.inbox_roles AS o
+                     WHERE o.consumer = it.consumer AND o.expires_at > clock_timestamp()),
+                     owner) AS owner,
+                 expires_at > clock_timestamp() AS is_valid, acquired_at,
                  nullif(expires_at, '-infinity') AS expires_at, state, breaker, reason,
                  next_probe_at,
                  (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
                   WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS})'
                   ORDER BY id DESC LIMIT 1) AS went_back
-             FROM {schema}.inbox_roles AS it ORDER BY consumer",
+             FROM {schema}.inbox_roles AS it
+             ORDER BY consumer, expires_at > clock_timestamp() DESC, reason IS NULL, partition",
             schema = self.schema
         ));
         select(&self.connection, "look at the roles", &sql, &[]).await

@@ -28,9 +28,11 @@ mod replayed;
 mod rewind;
 mod role;
 pub(crate) mod service;
+mod shared;
 mod silent;
 mod whole_way;
 
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::path::Path;
 use std::time::Duration;
@@ -48,6 +50,8 @@ pub(crate) struct Inbox {
     pub(crate) env: TestEnv,
     jetstream: Context,
     variables: Vec<(String, String)>,
+    /// Into how many the stream is divided, if it is.
+    partitions: Option<NonZeroU32>,
 }
 
 const TABLES: &str = "
@@ -87,12 +91,22 @@ impl Inbox {
             ("DATABASE_URL".to_owned(), env.postgres.url("postgres")),
             ("NATS_URL".to_owned(), env.nats.url()),
         ];
-        Self { env, jetstream, variables }
+        Self { env, jetstream, variables, partitions: None }
     }
 
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.variables.retain(|(known, _)| known != name);
         self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Divides the stream, whose workers share the partitions from now on.
+    pub(crate) async fn divide(&mut self, partitions: u32) {
+        let mut config = self.env.stream().await.cached_info().config.clone();
+        config.metadata.insert(wire::PARTITIONS.into(), partitions.to_string());
+        self.jetstream.update_stream(&config).await.expect("divide the stream");
+        self.set("WORKER_PARTITIONS", &partitions.to_string());
+        self.set("WORKER_SUBJECTS", "outbox.{partition}.order.*");
+        self.partitions = NonZeroU32::new(partitions);
     }
 
     pub(crate) fn worker(&self) -> Worker {
@@ -147,7 +161,13 @@ impl Inbox {
             let mut headers = HeaderMap::new();
             wire::event_headers(&event, |name, value| headers.append(name, value))
                 .expect("headers");
-            let subject = "outbox.order.OrderPlaced";
+            let subject = match self.partitions {
+                Some(of) => {
+                    let number = wire::partition("order", &event.aggregate_id, of);
+                    format!("outbox.{number}.order.OrderPlaced")
+                }
+                None => "outbox.order.OrderPlaced".to_owned(),
+            };
             let payload = event.payload.clone();
             let ack = self.jetstream.publish_with_headers(subject, headers, payload).await;
             acks.push(ack.expect("publish"));
@@ -193,9 +213,20 @@ impl Inbox {
     /// made has nothing pending: the broker has not looked at the stream for it.
     async fn is_acked(&self) -> bool {
         let stream = self.jetstream.get_stream("OUTBOX").await.expect("the stream");
-        let Ok(info) = stream.consumer_info("worker").await else { return false };
-        let is_given = info.delivered.stream_sequence >= stream.cached_info().state.last_sequence;
-        is_given && info.num_pending == 0 && info.num_ack_pending == 0
+        let last = stream.cached_info().state.last_sequence;
+        let names = match self.partitions {
+            Some(of) => (0..of.get()).map(|it| format!("worker-{it}")).collect(),
+            None => vec!["worker".to_owned()],
+        };
+        for name in names {
+            let Ok(info) = stream.consumer_info(&name).await else { return false };
+            // The last message is of one of the partitions.
+            let is_given = info.delivered.stream_sequence >= last || self.partitions.is_some();
+            if !is_given || info.num_pending > 0 || info.num_ack_pending > 0 {
+                return false;
+            }
+        }
+        true
     }
 
     /// Checks that each of `n` events has had exactly one effect, and each aggregate's in order.

@@ -22,7 +22,7 @@ async fn relayed() -> (Inbox, Relay, Worker) {
         ("NATS_URL".to_owned(), env.nats.url()),
     ];
     let relay = env.relay();
-    let inbox = Inbox { env, jetstream, variables };
+    let inbox = Inbox { env, jetstream, variables, partitions: None };
     let worker = inbox.worker();
     (inbox, relay, worker)
 }

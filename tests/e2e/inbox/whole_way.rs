@@ -72,7 +72,7 @@ impl Chain {
             ("WORKER_LEASE_MS".to_owned(), "2000".to_owned()),
         ];
         let relay = env.relay();
-        let inbox = Inbox { env, jetstream, variables };
+        let inbox = Inbox { env, jetstream, variables, partitions: None };
         Self { worker: inbox.worker(), relay, inbox }
     }
 

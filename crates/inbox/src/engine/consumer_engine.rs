@@ -406,6 +406,11 @@ impl ConsumerEngine {
         self.in_progress_at = now;
     }
 
+    /// Whether all jobs have ended, and only the source has not.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.phase == Phase::Draining
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.phase != Phase::Running
     }

@@ -1,5 +1,6 @@
 //! How many events are begun in a time: a bucket of tokens, of which each event takes one.
 
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,11 @@ impl FromStr for Rate {
 }
 
 impl Rate {
+    /// What one of so many has of it.
+    pub(crate) fn divided(self, among: NonZeroU32) -> Self {
+        Self { per_event: self.per_event.saturating_mul(among.get()) }
+    }
+
     /// How many events may be begun at once.
     fn burst(self) -> u32 {
         let events = BURST.as_nanos() / self.per_event.as_nanos();

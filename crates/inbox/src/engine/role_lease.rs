@@ -53,6 +53,7 @@ pub(crate) struct Term {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Former {
     pub(crate) token: Uuid,
+    /// Empty if it had nothing under way when it gave the role back.
     pub(crate) owner: String,
     /// Workers before it that it may not have ended.
     pub(crate) unended: Vec<String>,
@@ -60,7 +61,7 @@ pub(crate) struct Former {
 
 impl Former {
     fn workers(self) -> impl Iterator<Item = String> {
-        self.unended.into_iter().chain([self.owner])
+        self.unended.into_iter().chain([self.owner]).filter(|it| !it.is_empty())
     }
 }
 
@@ -102,10 +103,21 @@ enum State {
     Ours { renew_at: Instant, until: Option<Instant> },
 }
 
-/// The lease that makes a worker the only one of its consumer.
+/// Whether the role is to be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// As soon as it is free.
+    Always,
+    /// If it is free now: others may have it otherwise.
+    Once,
+    No,
+}
+
+/// The lease that makes a worker the only one of its consumer, or of a partition of it.
 #[derive(Debug)]
 pub(crate) struct RoleLease {
     lease: Duration,
+    wish: Wish,
     state: State,
     role: Role,
     /// As of the last taking, and the last renewal.
@@ -124,6 +136,7 @@ impl RoleLease {
     pub(crate) fn new(lease: Duration, now: Instant) -> Self {
         Self {
             lease,
+            wish: Wish::Always,
             state: State::Elsewhere { look_at: now },
             role: Role::Unknown,
             term: Term::default(),
@@ -134,8 +147,39 @@ impl RoleLease {
         }
     }
 
+    /// Of one that nobody looks for before [`Self::want`].
+    pub(crate) fn unwanted(lease: Duration, now: Instant) -> Self {
+        Self { wish: Wish::No, ..Self::new(lease, now) }
+    }
+
     pub(crate) fn role(&self) -> Role {
         self.role
+    }
+
+    /// It is to be taken, if it is free.
+    pub(crate) fn want(&mut self, now: Instant) {
+        self.wish = Wish::Once;
+        self.state = State::Elsewhere { look_at: now };
+    }
+
+    /// Whether it is ours, or may be soon.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wish != Wish::No
+    }
+
+    /// Whether it is ours, and the database said so last.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(self.state, State::Ours { until: Some(_), .. })
+    }
+
+    /// Whether there is no connection.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.connect_at.is_some()
+    }
+
+    /// It is given to whoever takes it.
+    pub(crate) fn given_back(&mut self, now: Instant) {
+        self.stand_by(now);
     }
 
     /// How long the database may take for a step.
@@ -155,6 +199,7 @@ impl RoleLease {
         let due_at = match &self.state {
             State::Free { former } => return Step::Take(former.clone()),
             State::Taken { former } => return Step::Evict(former.clone()),
+            State::Elsewhere { .. } if self.wish == Wish::No => now + self.pause(),
             State::Elsewhere { look_at } if *look_at <= now => return Step::Look,
             State::Ours { renew_at, .. } if *renew_at <= now => return Step::Renew,
             State::Elsewhere { look_at: at } | State::Ours { renew_at: at, .. } => *at,
@@ -191,6 +236,9 @@ impl RoleLease {
 
     pub(crate) fn connected(&mut self, now: Instant) {
         self.connect_at = None;
+        if self.wish == Wish::No {
+            self.role = Role::Standby;
+        }
         match &mut self.state {
             State::Elsewhere { look_at: at } | State::Ours { renew_at: at, .. } => *at = now,
             State::Free { .. } | State::Taken { .. } => {}
@@ -273,209 +321,13 @@ impl RoleLease {
     }
 
     fn stand_by(&mut self, look_at: Instant) {
+        if self.wish == Wish::Once {
+            self.wish = Wish::No;
+        }
         self.state = State::Elsewhere { look_at };
         self.role = Role::Standby;
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(30);
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn former() -> Former {
-        Former { token: Uuid::from_u128(1), owner: "other".into(), unended: Vec::new() }
-    }
-
-    fn token(number: u128) -> Option<Uuid> {
-        Some(Uuid::from_u128(number))
-    }
-
-    fn term(token: u128, server: i64) -> Term {
-        Term { token: Uuid::from_u128(token), server }
-    }
-
-    fn active(now: Instant) -> RoleLease {
-        let mut lease = RoleLease::new(LEASE, now);
-        lease.prepared();
-        lease.connected(now);
-        lease.looked(Found::Free(None), now);
-        assert_eq!(lease.next(now), Step::Take(None));
-        lease.taken(token(2), now);
-        assert_eq!(lease.next(now), Step::Renew);
-        assert_eq!(lease.role(), Role::Unknown, "not before the first renewal");
-        lease.renewed(Some(1), now, now);
-        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: now + LEASE });
-        assert_eq!(lease.next(now), Step::RenewClaims);
-        lease.claims_renewed(now);
-        lease
-    }
-
-    #[test]
-    fn a_standby_looks_until_the_role_is_free_and_ends_the_former_worker() {
-        let mut now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        assert_eq!(lease.next(now), Step::Connect);
-        lease.connected(now);
-        assert_eq!(lease.next(now), Step::Look);
-        lease.looked(Found::Held, now);
-        assert_eq!(lease.role(), Role::Standby);
-        lease.claims_renewed(now);
-        assert_eq!(lease.next(now), Step::Wait { until: now + LOOK });
-        now += LOOK;
-        lease.looked(Found::Free(Some(former())), now);
-        assert_eq!(lease.next(now), Step::Take(Some(former())));
-        lease.taken(token(2), now);
-        assert_eq!(lease.next(now), Step::Evict("other".into()));
-        lease.evicted(now);
-        assert_eq!(lease.next(now), Step::Renew);
-        lease.renewed(Some(1), now, now);
-        assert_eq!(lease.role(), Role::Unknown, "the tables have not been looked at");
-        lease.prepared();
-        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: now + LEASE });
-    }
-
-    #[test]
-    fn who_is_too_slow_stands_by() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        lease.connected(now);
-        lease.looked(Found::Free(Some(former())), now);
-        lease.taken(None, now);
-        assert_eq!(lease.role(), Role::Standby);
-    }
-
-    #[test]
-    fn the_lease_counts_from_before_the_renewal_was_asked_for() {
-        let now = Instant::now();
-        let mut lease = active(now);
-        assert_eq!(lease.next(now), Step::Wait { until: now + SECOND });
-        let (since, late) = (now + SECOND, now + 4 * SECOND);
-        assert_eq!(lease.next(since), Step::Renew);
-        lease.renewed(Some(1), since, late);
-        assert_eq!(lease.role(), Role::Active { term: term(2, 1), until: since + LEASE });
-        lease.claims_renewed(late);
-        assert_eq!(lease.next(late), Step::Wait { until: late + SECOND });
-    }
-
-    #[test]
-    fn a_role_that_was_not_renewed_is_another_workers() {
-        let now = Instant::now();
-        let mut lease = active(now);
-        lease.renewed(None, now, now);
-        assert_eq!((lease.role(), lease.next(now)), (Role::Standby, Step::Look));
-    }
-
-    #[test]
-    fn a_role_that_is_taken_again_within_a_moment_has_another_term() {
-        let now = Instant::now();
-        let mut lease = active(now);
-        lease.renewed(None, now, now);
-        lease.looked(Found::Free(Some(former())), now);
-        lease.taken(token(3), now);
-        lease.evicted(now);
-        lease.renewed(Some(1), now, now);
-        assert_eq!(lease.role(), Role::Active { term: term(3, 1), until: now + LEASE });
-    }
-
-    #[test]
-    fn a_role_that_another_server_renews_has_another_term() {
-        let now = Instant::now();
-        let mut lease = active(now);
-        lease.failed(now);
-        lease.connected(now);
-        lease.renewed(Some(2), now, now);
-        assert_eq!(lease.role(), Role::Active { term: term(2, 2), until: now + LEASE });
-    }
-
-    #[test]
-    fn whom_the_former_worker_had_not_ended_is_ended() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        lease.connected(now);
-        let former = Former { unended: vec!["hangs".into()], ..former() };
-        lease.looked(Found::Free(Some(former)), now);
-        lease.taken(token(2), now);
-        assert_eq!(lease.next(now), Step::Evict("hangs".into()));
-        lease.evicted(now);
-        assert_eq!(lease.next(now), Step::Evict("other".into()));
-    }
-
-    #[test]
-    fn without_a_connection_nobody_knows_and_the_next_renewal_says() {
-        let now = Instant::now();
-        let mut lease = active(now);
-        lease.failed(now);
-        assert_eq!((lease.role(), lease.next(now)), (Role::Unknown, Step::Connect));
-        lease.failed(now);
-        assert_eq!(lease.next(now), Step::Wait { until: now + LOOK }, "not again at once");
-        lease.connected(now + LOOK);
-        lease.prepared();
-        assert_eq!(lease.role(), Role::Unknown, "the last renewal may be out of date");
-        assert_eq!(lease.next(now + LOOK), Step::Renew);
-    }
-
-    #[test]
-    fn a_former_worker_is_ended_even_if_the_connection_fails_meanwhile() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        lease.connected(now);
-        lease.looked(Found::Free(Some(former())), now);
-        lease.taken(token(2), now);
-        lease.failed(now);
-        lease.connected(now);
-        assert_eq!(lease.next(now), Step::Evict("other".into()));
-    }
-
-    #[test]
-    fn a_former_worker_is_ended_even_if_nobody_heard_that_the_role_was_taken_from_it() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        lease.connected(now);
-        lease.looked(Found::Free(Some(former())), now);
-        lease.failed(now);
-        lease.connected(now);
-        assert_eq!(lease.next(now), Step::Look);
-        let own = Former { token: Uuid::from_u128(2), owner: "this".into(), unended: Vec::new() };
-        lease.looked(Found::Free(Some(own)), now);
-        lease.taken(token(2), now);
-        assert_eq!(lease.next(now), Step::Evict("other".into()));
-        lease.evicted(now);
-        assert_eq!(lease.next(now), Step::Evict("this".into()));
-        lease.evicted(now);
-        assert_eq!(lease.next(now), Step::Renew);
-    }
-
-    #[test]
-    fn however_often_no_answer_comes_all_former_workers_are_ended() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(LEASE, now);
-        for (number, owner) in [(1, "other"), (2, "this"), (3, "this")] {
-            lease.connected(now);
-            let former =
-                Former { token: Uuid::from_u128(number), owner: owner.into(), unended: Vec::new() };
-            lease.looked(Found::Free(Some(former)), now);
-            lease.failed(now);
-        }
-        lease.connected(now);
-        lease.looked(Found::Free(Some(former())), now);
-        lease.taken(token(2), now);
-        assert_eq!(lease.next(now), Step::Evict("other".into()));
-        lease.evicted(now);
-        assert_eq!(lease.next(now), Step::Evict("this".into()));
-    }
-
-    #[test]
-    fn claims_are_renewed_by_a_standby_too() {
-        let now = Instant::now();
-        let mut lease = RoleLease::new(Duration::from_millis(300), now);
-        lease.connected(now);
-        lease.looked(Found::Held, now);
-        assert_eq!(lease.next(now), Step::RenewClaims, "handlers may still be at work");
-        lease.claims_renewed(now);
-        let until = now + Duration::from_millis(100);
-        assert_eq!(lease.next(now), Step::Wait { until });
-    }
-}
+mod tests;

@@ -54,7 +54,7 @@ impl Advisories {
         origin: Origin,
         config: &Arc<Config>,
     ) -> Result<Self, Error> {
-        let (name, consumer) = (&origin.stream, &config.consumer);
+        let (name, consumer) = (&origin.stream, &config.durable());
         let subscribe = async |kind: &str| {
             let subscriber = nats.subscribe(format!("{kind}.{name}.{consumer}")).await;
             subscriber.map_err(Error::jetstream("listen to the broker's advisories"))

@@ -60,7 +60,8 @@ pub fn created(stream: &Stream) -> Option<Timestamp> {
 /// Finds the durable consumer, or makes it, and says whether it was made. One that is configured
 /// otherwise is changed to what the configuration says, where the server allows it.
 pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, bool), Error> {
-    let (consumer, name) = (&*config.consumer, &*config.stream);
+    check_partitions(stream, config)?;
+    let (consumer, name) = (&*config.durable(), &*config.stream);
     let info = match stream.consumer_info(consumer).await {
         Ok(info) => info,
         Err(error) if is_not_found(&error) => {
@@ -115,6 +116,24 @@ pub fn stored_subjects(config: &stream::Config) -> Vec<String> {
     }
 }
 
+/// Refuses another number of partitions than the stream has.
+fn check_partitions(stream: &Stream, config: &Config) -> Result<(), Error> {
+    let Some(wanted) = config.partitions.map(|it| it.to_string()) else { return Ok(()) };
+    let found = stream.cached_info().config.metadata.get(wire::PARTITIONS);
+    let found = found.map_or("1", String::as_str);
+    if found == wanted {
+        return Ok(());
+    }
+    let (consumer, name) = (&config.consumer, &config.stream);
+    Err(Error::Refused {
+        problem: format!(
+            "inbox.{consumer}.partitions = {wanted}, and stream \"{name}\" has {found}: set \
+             inbox.{consumer}.partitions = {found}"
+        ),
+        hint: "relay.partitions and `tailpost setup` divide a stream that has no messages",
+    })
+}
+
 /// Refuses subjects of which a stream has none because it transforms them.
 fn check_subjects(stream: &Stream, config: &Config) -> Result<(), Error> {
     let (found, filters) = (&stream.cached_info().config, &config.filter_subjects);
@@ -156,7 +175,7 @@ async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error
 ///
 /// If the broker refuses or does not answer.
 pub async fn find<I>(stream: &Stream<I>, config: &Config) -> Result<Option<Info>, Error> {
-    match stream.consumer_info(&config.consumer).await {
+    match stream.consumer_info(&config.durable()).await {
         Ok(info) => Ok(Some(info)),
         Err(error) if is_not_found(&error) => Ok(None),
         Err(error) => Err(Error::jetstream(LOOKING)(error)),
@@ -225,7 +244,7 @@ pub(crate) async fn rewind(
 ) -> Result<RewindMethod, Error> {
     let found = find(stream, config).await?;
     if rewind_method(nats, found.as_ref(), from) == RewindMethod::Reset {
-        match stream.reset_consumer(&config.consumer, Some(from)).await {
+        match stream.reset_consumer(&config.durable(), Some(from)).await {
             Ok(_) => return Ok(RewindMethod::Reset),
             Err(error) if error.kind() == ConsumerResetErrorKind::InvalidReset => {}
             Err(error) => return Err(Error::jetstream("reset the durable consumer")(error)),
@@ -236,7 +255,7 @@ pub(crate) async fn rewind(
     }
     let before = match found {
         Some(info) => {
-            let deleted = stream.delete_consumer(&config.consumer).await;
+            let deleted = stream.delete_consumer(&config.durable()).await;
             deleted.map_err(Error::jetstream("delete the durable consumer"))?;
             pull::Config::try_from_consumer_config(info.config)
                 .map_err(Error::jetstream(LOOKING))?
@@ -324,7 +343,7 @@ fn wanted(config: &Config) -> pull::Config {
     let filter_subject =
         if filter_subjects.len() == 1 { filter_subjects.remove(0) } else { String::new() };
     pull::Config {
-        durable_name: Some(config.consumer.clone()),
+        durable_name: Some(config.durable()),
         ack_policy: AckPolicy::Explicit,
         ack_wait: config.ack_wait,
         // The budget is in the record: leases and restarts must not use it up.

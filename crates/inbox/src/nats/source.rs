@@ -104,7 +104,7 @@ impl Source {
         tally: &Arc<Tally>,
     ) -> Result<Self, Error> {
         let stream = durable_consumer::stream(nats, config).await?;
-        let name = config.consumer.clone();
+        let name = config.durable();
         let (consumer, _) = durable_consumer::open(&stream, config).await?;
         let last = stream.cached_info().state.last_sequence;
         let found = consumer.cached_info();

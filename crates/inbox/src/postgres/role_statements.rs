@@ -13,22 +13,48 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::Status;
-use crate::engine::{Former, Found, Term};
+use crate::engine::{Former, Found, Seen, Term};
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
-/// The statements on a consumer's role.
+/// The statements on a consumer's role, or that of one of its partitions.
 pub(crate) struct RoleStatements {
     scope: Scope,
+    partition: i32,
     /// The role's; nil while it is not ours.
     token: RwLock<Uuid>,
 }
 
 impl RoleStatements {
-    pub(crate) fn new(scope: Scope) -> Self {
-        Self { scope, token: RwLock::default() }
+    pub(crate) fn new(scope: Scope, partition: i32) -> Self {
+        Self { scope, partition, token: RwLock::default() }
+    }
+
+    /// Which other workers there are, and which of so many partitions are free. Says that this one is
+    /// there, if it joins.
+    pub(crate) async fn look_around(
+        &self,
+        client: &Client,
+        joins: bool,
+        partitions: usize,
+    ) -> Result<Seen> {
+        let sql = hold_role::look_around(&self.scope.schema);
+        let lease = self.scope.lease.as_secs_f64();
+        let partitions = i32::try_from(partitions).unwrap_or(i32::MAX);
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&self.scope.consumer, &self.scope.owner, &lease, &joins, &partitions];
+        let row = client.query_one(&sql, &parameters).await?;
+        let count = |it: i64| usize::try_from(it).unwrap_or(0);
+        let free = row.get::<_, Vec<i32>>(2).into_iter().map(|it| count(it.into()));
+        Ok(Seen { others: count(row.get(0)), before: count(row.get(1)), free: free.collect() })
+    }
+
+    /// The worker is gone.
+    pub(crate) async fn leave(&self, client: &Client) -> Result<()> {
+        let Scope { schema, consumer, owner, .. } = &self.scope;
+        client.execute(&hold_role::leave(schema), &[consumer, owner]).await.map(drop)
     }
 
     fn token(&self) -> Uuid {
@@ -41,7 +67,8 @@ impl RoleStatements {
 
     pub(crate) async fn look(&self, client: &Client) -> Result<Found> {
         let sql = hold_role::find_role(&self.scope.schema);
-        let Some(row) = client.query_opt(&sql, &[&self.scope.consumer]).await? else {
+        let Some(row) = client.query_opt(&sql, &[&self.scope.consumer, &self.partition]).await?
+        else {
             return Ok(Found::Free(None));
         };
         let former = Former { token: row.get(0), owner: row.get(1), unended: row.get(3) };
@@ -54,9 +81,9 @@ impl RoleStatements {
         let token = Uuid::new_v4();
         let sql = hold_role::take_role(&self.scope.schema);
         let lease = self.scope.lease.as_secs_f64();
-        let taken = client
-            .execute(&sql, &[&self.scope.consumer, &token, &self.scope.owner, &lease, &former])
-            .await?;
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&self.scope.consumer, &token, &self.scope.owner, &lease, &former, &self.partition];
+        let taken = client.execute(&sql, &parameters).await?;
         if taken > 0 {
             self.set_token(token);
         }
@@ -102,16 +129,21 @@ impl RoleStatements {
         Ok(renewed.map(|row| row.get(0)))
     }
 
-    /// Gives the role up, so that a standby takes it at once.
+    /// Gives the role up, so that another worker takes it at once. If nothing is under way, that one
+    /// has nothing to end.
     pub(crate) async fn release(
         &self,
         client: &Client,
         handled: Option<(Term, u64)>,
+        is_drained: bool,
     ) -> Result<()> {
         let sql = hold_role::release_role(&self.scope.schema);
         let (server, seq) = self.place(handled);
-        let token = self.token();
-        client.execute(&sql, &[&self.scope.consumer, &token, &server, &seq]).await.map(drop)
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&self.scope.consumer, &self.token(), &server, &seq, &is_drained];
+        client.execute(&sql, &parameters).await?;
+        self.set_token(Uuid::nil());
+        Ok(())
     }
 
     /// On which server everything is handled up to where, if it is known of the present term.
@@ -141,15 +173,18 @@ mod tests {
     use crate::record::ClaimReply;
 
     fn worker(owner: &str) -> RoleStatements {
-        RoleStatements::new(Scope {
-            schema: "public".into(),
-            consumer: "billing".into(),
-            stream: "OUTBOX".into(),
-            owner: owner.into(),
-            lease: Duration::from_secs(300),
-            takes_over: true,
-            lent: false,
-        })
+        RoleStatements::new(
+            Scope {
+                schema: "public".into(),
+                consumer: "billing".into(),
+                stream: "OUTBOX".into(),
+                owner: owner.into(),
+                lease: Duration::from_secs(300),
+                takes_over: true,
+                lent: false,
+            },
+            0,
+        )
     }
 
     async fn connect(postgres: &Postgres, of: &RoleStatements) -> Store {
@@ -206,6 +241,10 @@ mod tests {
         };
         assert!(record(former).await.is_empty());
         assert_eq!(claim(former).await, ClaimReply::Contended);
+        // That another partition is its own says nothing of this one.
+        let other = RoleStatements::new(role.scope.clone(), 1);
+        other.take(store.client(), None).await.expect("take another role").expect("free");
+        assert!(record(former).await.is_empty());
         assert!(matches!(claim(token).await, ClaimReply::Claimed { .. }));
     }
 }

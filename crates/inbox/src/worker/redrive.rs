@@ -90,10 +90,11 @@ impl Redrive {
     /// Brings events that were begun and that nobody has: their retries were in the memory of a
     /// worker that is gone, and the broker does not deliver them any more.
     async fn adopt(&mut self, store: &Store, after: Key, feed: &Feed) -> Result<(), Error> {
-        let Config { consumer, stream, .. } = &*self.context.config;
+        let Config { consumer, stream, subjects, .. } = &*self.context.config;
         let overdue = ORPHANED_AFTER.as_secs_f64();
-        let parameters: [&(dyn ToSql + Sync); 6] =
-            [consumer, stream, &overdue, &after.event_time, &after.id, &ORPHANS_MAX];
+        let (time, id) = (&after.event_time, &after.id);
+        let parameters: [&(dyn ToSql + Sync); 7] =
+            [consumer, stream, &overdue, time, id, &ORPHANS_MAX, subjects];
         let sql = requeued::find_orphans(&self.schema);
         let asked = store.client().query(&sql, &parameters);
         let rows = answered("look for events that nobody has", asked).await?;
@@ -102,7 +103,8 @@ impl Redrive {
             self.schedule.adopted(key);
             let seq = row.get::<_, i64>("stream_seq").cast_unsigned();
             let stored = stored_message::get(&self.nats, stream, seq).await?;
-            let reply = stored.as_ref().map(|it| it.ack_subject(stream, consumer));
+            let reply =
+                stored.as_ref().map(|it| it.ack_subject(stream, &self.context.config.durable()));
             let message = stored.map(|it| it.understood(&self.origin)).filter(|it| it.key == key);
             let message = message
                 .unwrap_or_else(|| Message::gone(key, row.get("subject"), &self.origin, seq));
@@ -123,12 +125,12 @@ impl Redrive {
         feed: &Feed,
     ) -> Result<(), Error> {
         let doing = "look for requeued events";
-        let Config { consumer, stream, .. } = &*self.context.config;
+        let Config { consumer, stream, subjects, .. } = &*self.context.config;
         let client = store.client();
         answered(doing, client.execute(&requeued::sweep_letters(&self.schema), &[consumer]))
             .await?;
         let limit = i64::try_from(most).unwrap_or(i64::MAX);
-        let due: [&(dyn ToSql + Sync); 4] = [consumer, stream, &limit, &after_seq];
+        let due: [&(dyn ToSql + Sync); 5] = [consumer, stream, &limit, &after_seq, subjects];
         let due = answered(doing, client.query(&requeued::find_due(&self.schema), &due)).await?;
         let found: Vec<Due> = due
             .iter()

@@ -68,7 +68,8 @@ impl Rewinding {
     pub(super) async fn pending(&self) -> Result<Option<RewindState>, Error> {
         let Context { config, pool, .. } = &*self.context;
         let sql = rewind_records::find_mine(&self.schema);
-        let found = asked(pool, LOOKING, &sql, &[&config.consumer]).await;
+        let partition = config.partition.cast_signed();
+        let found = asked(pool, LOOKING, &sql, &[&config.consumer, &partition]).await;
         // A role that may not read requests carries none out.
         if found.as_ref().is_err_and(is_forbidden) {
             return Ok(None);
@@ -174,11 +175,12 @@ impl Rewinding {
         why: &str,
     ) -> Result<Option<RewindState>, Error> {
         let consumer = &self.context.config.consumer;
+        let partition = vec![self.context.config.partition.cast_signed()];
         error!(consumer, from, given, "{why}: the consumer goes back to what is handled");
         self.context.tally.went_back();
-        let (from, until) = (from.cast_signed(), given.cast_signed());
+        let (from, until) = (from.cast_signed(), vec![given.cast_signed()]);
         let all = None::<&str>;
-        let parameters: [&(dyn ToSql + Sync); 11] = [
+        let parameters: [&(dyn ToSql + Sync); 12] = [
             consumer,
             &origin.stream,
             &origin.created,
@@ -190,6 +192,7 @@ impl Rewinding {
             &all,
             &all,
             &all,
+            &partition,
         ];
         let sql = rewind_records::request(&self.schema);
         requested(&asked(&self.context.pool, REWINDING, &sql, &parameters).await?)

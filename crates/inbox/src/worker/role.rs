@@ -1,18 +1,21 @@
 //! Keeps the role, and renews the claims of events whose handlers are at work.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::engine::{Role, RoleLease, Step};
+use crate::engine::{Move, Role, Share, Step};
 use crate::postgres::attended::answered_within;
 use crate::postgres::role_statements::RoleStatements;
 use crate::postgres::sqlstate::asks_again;
 use crate::postgres::store::Store;
 use crate::postgres::tables;
+use crate::worker::broker::Broker;
 use crate::worker::work::Context;
 use crate::{Error, Status};
 use servers::describe;
@@ -28,12 +31,22 @@ const PREPARE: Duration = Duration::from_secs(3600);
 /// After the tables could not be looked after.
 const PREPARE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Does what [`RoleLease`] decides, and looks after the partitions.
-pub(crate) struct RoleHolder {
+/// What the holder has of each partition of the consumer.
+pub(crate) struct Part {
     pub(crate) context: Arc<Context>,
     pub(crate) role: watch::Sender<Role>,
     pub(crate) statements: RoleStatements,
     pub(crate) status: watch::Receiver<Status>,
+}
+
+/// Does what [`Share`] decides, and looks after the tables.
+pub(crate) struct RoleHolder {
+    /// At least one.
+    pub(crate) parts: Vec<Part>,
+    /// The role of one of them, active if any is.
+    pub(crate) any: watch::Sender<Role>,
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) shutdown: CancellationToken,
 }
 
 impl RoleHolder {
@@ -45,103 +58,177 @@ impl RoleHolder {
         }
     }
 
+    /// What all parts share.
+    fn context(&self) -> &Context {
+        &self.parts[0].context
+    }
+
     async fn keep_role(&self) -> Error {
-        let mut lease = RoleLease::new(self.context.config.lease, Instant::now());
-        let mut partitions = self.context.partitions.subscribe();
-        let mut store = None;
+        let Context { config, pool, partitions, .. } = self.context();
+        let count = config.partitions.map(|_| self.parts.len());
+        let mut share = Share::new(count, config.lease, Instant::now());
+        let mut partitions = partitions.subscribe();
+        let (mut store, mut away_since) = (None, None);
         loop {
             if partitions.borrow_and_update().is_some() {
-                lease.prepared();
+                share.prepared();
             }
-            self.publish(lease.role());
-            let step = lease.next(Instant::now());
-            if let Step::Wait { until } = step {
+            share.attend(self.attends(&mut away_since), Instant::now());
+            self.publish(&share);
+            for leaving in share.leaving() {
+                if !*self.parts[leaving].context.at_work.borrow() {
+                    share.drained(leaving);
+                }
+            }
+            let leaving =
+                share.leaving().first().map(|it| self.parts[*it].context.at_work.subscribe());
+            let next = share.next(Instant::now());
+            if let Move::Wait { until } = next {
                 tokio::select! {
                     () = tokio::time::sleep_until(until.into()) => {}
                     _ = partitions.changed() => {}
+                    () = ended(leaving) => {}
                 }
-            } else if let Err(error) = self.perform(step, &mut store, &mut lease).await {
+            } else if let Err(error) = self.perform(next, &mut store, &mut share).await {
                 if !error.is_transient() {
                     return error;
                 }
-                lease.failed(Instant::now());
+                share.failed(Instant::now());
                 // Not given back to the pool: it may hang.
                 store = None;
-                self.publish(lease.role());
-                self.context.pool.note_trouble(&error);
-                self.context.pool.close_idle();
+                self.publish(&share);
+                pool.note_trouble(&error);
+                pool.close_idle();
             }
         }
     }
 
-    fn publish(&self, role: Role) {
-        let before = *self.role.borrow();
-        if before == role {
-            return;
+    /// Whether events can be handled. A broker that is away for long may be there for other workers.
+    fn attends(&self, away_since: &mut Option<Instant>) -> bool {
+        if self.shutdown.is_cancelled() {
+            return false;
         }
-        self.role.send_replace(role);
-        let consumer = &self.context.config.consumer;
-        match (before, role) {
-            (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}
-            (_, Role::Active { .. }) => info!(consumer, "the consumer is ours"),
-            (_, Role::Standby) => info!(consumer, "another worker is active: standing by"),
+        if self.broker.is_connected() {
+            *away_since = None;
+        } else {
+            away_since.get_or_insert_with(Instant::now);
         }
+        away_since.is_none_or(|it| it.elapsed() < self.context().config.lease / 2)
     }
 
-    /// Does a step, and tells `lease` what came of it.
+    fn publish(&self, share: &Share) {
+        let mut any = Role::Unknown;
+        for (index, part) in self.parts.iter().enumerate() {
+            let (before, role) = (*part.role.borrow(), share.role(index));
+            if matches!(role, Role::Active { .. }) || any == Role::Unknown {
+                any = role;
+            }
+            if before == role {
+                continue;
+            }
+            part.role.send_replace(role);
+            let consumer = part.context.config.durable();
+            match (before, role) {
+                (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}
+                (_, Role::Active { .. }) => info!(consumer, "the consumer is ours"),
+                (Role::Active { .. }, Role::Standby) if share.leaving().contains(&index) => {
+                    info!(consumer, "giving the partition back");
+                }
+                (_, Role::Standby) if part.context.config.partitions.is_some() => {}
+                (_, Role::Standby) => info!(consumer, "another worker is active: standing by"),
+            }
+        }
+        self.any.send_if_modified(|it| std::mem::replace(it, any) != any);
+    }
+
+    /// Does what comes next, and tells `share` what came of it.
     async fn perform(
         &self,
-        step: Step,
+        next: Move,
         store: &mut Option<Store>,
-        lease: &mut RoleLease,
+        share: &mut Share,
     ) -> Result<(), Error> {
         let Some(store) = store else {
-            *store = Some(self.context.pool.try_get().await?);
-            lease.connected(Instant::now());
+            *store = Some(self.context().pool.try_get().await?);
+            share.connected(Instant::now());
             return Ok(());
         };
-        let (client, within) = (store.client(), lease.patience());
+        let (client, within) = (store.client(), share.patience());
+        match next {
+            Move::Role(index, step) => self.step((index, step), store, share).await?,
+            Move::Look { joins } => {
+                let count = self.parts.len();
+                let looking = self.parts[0].statements.look_around(client, joins, count);
+                let seen = answered_within(within, "look for partitions", looking).await?;
+                share.looked(&seen, Instant::now());
+            }
+            Move::GiveBack(index) => {
+                let part = &self.parts[index];
+                let handled = *part.context.handled.borrow();
+                let is_drained = !part.context.left_behind.swap(false, Ordering::Relaxed);
+                let giving = part.statements.release(client, handled, is_drained);
+                answered_within(within, "give a partition back", giving).await?;
+                share.given_back(index, Instant::now());
+            }
+            Move::Wait { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Does a step for the role of a part.
+    async fn step(
+        &self,
+        (index, step): (usize, Step),
+        store: &Store,
+        share: &mut Share,
+    ) -> Result<(), Error> {
+        let Part { context, statements, status, .. } = &self.parts[index];
+        let (client, within) = (store.client(), share.patience());
         match step {
             Step::Connect | Step::Wait { .. } => {}
             Step::Look => {
-                let looking = self.statements.look(client);
-                let found = answered_within(within, "look for the role", looking).await?;
-                lease.looked(found, Instant::now());
+                let found = answered_within(within, "look for the role", statements.look(client));
+                share.looked_for(index, found.await?, Instant::now());
             }
             Step::Take(former) => {
-                let taking = self.statements.take(client, former.map(|it| it.token));
+                let taking = statements.take(client, former.map(|it| it.token));
                 let token = answered_within(within, "take the role", taking).await?;
-                lease.taken(token, Instant::now());
+                share.taken(index, token, Instant::now());
             }
             Step::Evict(owner) => {
-                self.evict(store, &owner, within).await?;
-                lease.evicted(Instant::now());
+                self.evict(store, (&owner, statements), within).await?;
+                share.evicted(index, Instant::now());
             }
             Step::Renew => {
                 let since = Instant::now();
-                let status = self.status.borrow().clone();
-                let handled = *self.context.handled.borrow();
-                let renewing = self.statements.renew(client, &status, handled);
+                let status = status.borrow().clone();
+                let handled = *context.handled.borrow();
+                let renewing = statements.renew(client, &status, handled);
                 let server = answered_within(within, "renew the role", renewing).await?;
                 if server.is_some() {
                     // Whoever met trouble and stopped asking for connections learns of its end
                     // from here.
-                    self.context.pool.note_answer();
+                    context.pool.note_answer();
                 }
-                lease.renewed(server, since, Instant::now());
+                share.renewed(index, server, (since, Instant::now()));
             }
             Step::RenewClaims => {
-                self.renew_claims(store, within).await?;
-                lease.claims_renewed(Instant::now());
+                renew_claims(context, store, within).await?;
+                share.claims_renewed(index, Instant::now());
             }
         }
         Ok(())
     }
 
     /// That it may not be allowed is no reason to stop.
-    async fn evict(&self, store: &Store, owner: &str, within: Duration) -> Result<(), Error> {
-        let consumer = &self.context.config.consumer;
-        let evicting = self.statements.evict(store.client(), owner);
+    async fn evict(
+        &self,
+        store: &Store,
+        (owner, statements): (&str, &RoleStatements),
+        within: Duration,
+    ) -> Result<(), Error> {
+        let consumer = &self.context().config.consumer;
+        let evicting = statements.evict(store.client(), owner);
         match answered_within(within, "end the former worker's work", evicting).await {
             Ok(0) => {}
             Ok(connections) => {
@@ -156,52 +243,44 @@ impl RoleHolder {
         Ok(())
     }
 
-    async fn renew_claims(&self, store: &Store, within: Duration) -> Result<(), Error> {
-        let claims = self.context.leases.all();
-        if claims.is_empty() {
-            return Ok(());
-        }
-        let since = Instant::now();
-        let renewing = store.sql().renew(store.client(), &claims);
-        match answered_within(within, "renew leases", renewing).await {
-            Ok(renewed) => self.context.leases.renewed(&claims, &renewed, since),
-            // Somebody else has the row: in time for the next renewal it is free.
-            Err(Error::Sql { source, .. }) if asks_again(&source) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Gives the role up, so that a standby takes over at once.
+    /// Gives the roles up, so that others take over at once.
     pub(crate) async fn release(&self) {
-        if !self.statements.is_ours() {
+        let is_divided = self.context().config.partitions.is_some();
+        let ours: Vec<&Part> = self.parts.iter().filter(|it| it.statements.is_ours()).collect();
+        if ours.is_empty() && !is_divided {
             return;
         }
         let releasing = async {
-            let store = self.context.pool.try_get().await?;
-            let handled = *self.context.handled.borrow();
-            let releasing = self.statements.release(store.client(), handled).await;
-            releasing.map_err(Error::sql("give the role up"))
+            let store = self.context().pool.try_get().await?;
+            for Part { statements, context, .. } in ours {
+                let handled = *context.handled.borrow();
+                let releasing = statements.release(store.client(), handled, false).await;
+                releasing.map_err(Error::sql("give the role up"))?;
+            }
+            if is_divided {
+                let leaving = self.parts[0].statements.leave(store.client()).await;
+                leaving.map_err(Error::sql("say that the worker is gone"))?;
+            }
+            Ok::<_, Error>(())
         };
+        let consumer = &self.context().config.consumer;
         match timeout(RELEASE_DEADLINE, releasing).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let error = describe(&error);
-                warn!(consumer = self.context.config.consumer, error, "could not give the role up");
+                warn!(consumer, error, "could not give the role up");
             }
-            Err(_) => {
-                warn!(consumer = self.context.config.consumer, "could not give the role up in time")
-            }
+            Err(_) => warn!(consumer, "could not give the role up in time"),
         }
     }
 
     /// Looks after the partitions while the role is ours, on a connection of its own: it may take
     /// longer than a lease.
     async fn look_after(&self) -> Error {
-        let mut role = self.role.subscribe();
+        let mut role = self.any.subscribe();
         loop {
             // Nobody tells before the first look whether the role is ours.
-            while !self.statements.is_ours() {
+            while !self.parts.iter().any(|it| it.statements.is_ours()) {
                 tokio::select! {
                     _ = role.changed() => {}
                     () = tokio::time::sleep(LOOK) => {}
@@ -213,7 +292,7 @@ impl RoleHolder {
                 Err(error) => {
                     let error = describe(&error);
                     warn!(
-                        consumer = self.context.config.consumer,
+                        consumer = self.context().config.consumer,
                         error, "could not look at the inbox's tables"
                     );
                     PREPARE_AGAIN
@@ -225,15 +304,35 @@ impl RoleHolder {
 
     /// Only what has to be there before events come: what is old is forgotten beside the work.
     async fn prepare(&self) -> Result<(), Error> {
-        let store = self.context.pool.try_get().await?;
-        let partitions = tables::prepare(
-            store.client(),
-            &self.context.config.schema,
-            self.context.config.retention,
-        )
-        .await?;
-        self.context.partitions.send_replace(Some(partitions));
-        self.context.pool.put(store);
+        let Context { pool, config, partitions, .. } = self.context();
+        let store = pool.try_get().await?;
+        let found = tables::prepare(store.client(), &config.schema, config.retention).await?;
+        partitions.send_replace(Some(found));
+        pool.put(store);
         Ok(())
     }
+}
+
+/// Returns when nothing is at work any more on the part that is to be given back.
+async fn ended(leaving: Option<watch::Receiver<bool>>) {
+    match leaving {
+        Some(mut at_work) if *at_work.borrow() => _ = at_work.wait_for(|it| !it).await,
+        _ => std::future::pending().await,
+    }
+}
+
+async fn renew_claims(context: &Context, store: &Store, within: Duration) -> Result<(), Error> {
+    let claims = context.leases.all();
+    if claims.is_empty() {
+        return Ok(());
+    }
+    let since = Instant::now();
+    let renewing = store.sql().renew(store.client(), &claims);
+    match answered_within(within, "renew leases", renewing).await {
+        Ok(renewed) => context.leases.renewed(&claims, &renewed, since),
+        // Somebody else has the row: in time for the next renewal it is free.
+        Err(Error::Sql { source, .. }) if asks_again(&source) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }

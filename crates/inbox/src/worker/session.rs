@@ -9,6 +9,7 @@ mod tests;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, Subject};
@@ -118,6 +119,8 @@ impl<W: Work> Session<W> {
                 Ok(()) = self.control.changed(), if runs => {}
             }
         }
+        self.context.left_behind.fetch_or(!begun.jobs.is_empty(), Ordering::Relaxed);
+        self.context.at_work.send_replace(false);
         self.ended.send_replace(self.engine.ended());
         self.acks.finish().await;
         let _ = timeout(TOLD_DEADLINE, self.nats.flush()).await;
@@ -138,6 +141,10 @@ impl<W: Work> Session<W> {
             operator: pause.map(|it| it.by),
         });
         self.engine.turn(now);
+        if self.engine.is_draining() {
+            // The broker may take longer: what is acknowledged has its end.
+            self.context.at_work.send_replace(false);
+        }
         self.note_ended(now);
         self.publish();
         while let Some(effect) = self.engine.next_effect() {
@@ -156,7 +163,9 @@ impl<W: Work> Session<W> {
                 debug_assert!(reports.is_some(), "an event is begun after the last one");
                 let (work, context) = (Arc::clone(&self.work), Arc::clone(&self.context));
                 begun.jobs.spawn(async move {
+                    let _turn = context.turn(&items).await;
                     if let Some(reports) = reports {
+                        let context = Arc::clone(&context);
                         work.run(context, items, reports).await;
                     }
                 });
@@ -174,7 +183,7 @@ impl<W: Work> Session<W> {
             Effect::Leave(replies) => self.tell_broker(&replies, LATER).await,
             Effect::Load(load) => {
                 let (nats, origin) = (self.nats.clone(), self.origin.clone());
-                let consumer = self.context.config.consumer.clone();
+                let consumer = self.context.config.durable();
                 begun.loads.spawn(loads::read(nats, origin, consumer, load));
             }
             Effect::Request(room) => _ = self.intake.room.send_replace(room),

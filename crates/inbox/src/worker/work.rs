@@ -3,10 +3,12 @@
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, oneshot, watch};
+use futures_util::future::Either;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, mpsc, oneshot, watch};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -71,6 +73,12 @@ pub(crate) struct Context {
     pub(crate) handled: watch::Sender<Option<(Term, u64)>>,
     /// Whether records may go: the stream forgets before they do.
     pub(crate) may_forget: watch::Sender<bool>,
+    /// Something may be done under the role.
+    pub(crate) at_work: watch::Sender<bool>,
+    /// A session did not wait for all that it had begun.
+    pub(crate) left_behind: Arc<AtomicBool>,
+    /// Had for writing by the event that is tried with nothing else at work in the process.
+    pub(crate) alone: Arc<RwLock<()>>,
 }
 
 /// An event that is ours to handle.
@@ -87,7 +95,31 @@ pub(crate) type Ending<'a> = (&'a Item, Claim, Option<&'a Decision>);
 /// What is ours to handle, and what became of the rest.
 pub(crate) type Begun = (Vec<(Item, Claimed)>, Vec<Report>);
 
+/// Keeps others from being at work, or an event that is to be alone from it.
+pub(crate) type Turn = Either<OwnedRwLockWriteGuard<()>, OwnedRwLockReadGuard<()>>;
+
 impl Context {
+    /// What is done for one partition with.
+    pub(crate) fn of_part(&self, config: Config) -> Self {
+        Self {
+            leases: Arc::new(Leases::new(config.lease, Arc::clone(&self.tally))),
+            config: Arc::new(config),
+            handled: watch::Sender::default(),
+            at_work: watch::Sender::new(false),
+            left_behind: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Waits until a job may be at work, beside those for other partitions.
+    pub(crate) async fn turn(&self, items: &[Item]) -> Turn {
+        let alone = Arc::clone(&self.alone);
+        match items {
+            [Item { path: Path::Alone, .. }] => Either::Left(alone.write_owned().await),
+            _ => Either::Right(alone.read_owned().await),
+        }
+    }
+
     /// An attempt at an event begins. Says what the handler gets.
     pub(crate) fn delivery<'a>(
         &'a self,

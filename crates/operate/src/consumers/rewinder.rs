@@ -9,6 +9,7 @@
 //! `again` the records of processed events are removed first, so that each has its effect once more.
 
 use async_nats::Client;
+use async_nats::jetstream::consumer::Info;
 use async_nats::jetstream::stream::Stream;
 use inbox::access::durable_consumer::{self, filters_of};
 use inbox::access::stream_range::{self, StoredAt};
@@ -80,6 +81,9 @@ pub struct RewindPlan {
     /// Which of them.
     #[serde(flatten)]
     pub only: RewindOnly,
+    /// The partitions that go back, each with what was delivered to it last.
+    #[serde(skip)]
+    partitions: Vec<(i32, i64)>,
     /// What comes again from there on.
     #[serde(flatten)]
     pub counts: RewindCounts,
@@ -148,20 +152,38 @@ impl Rewinder {
     ) -> Result<RewindPlan, Error> {
         let config = &self.config;
         let stream = durable_consumer::stream(&self.nats, config).await?;
-        let Some(found) = durable_consumer::find(&stream, config).await? else {
-            let (stream, consumer) = (config.stream.clone(), config.consumer.clone());
-            return Err(Error::NoConsumer { stream, consumer });
-        };
+        let parts = config.parts();
+        let mut all = Vec::new();
+        for part in &parts {
+            let Some(found) = durable_consumer::find(&stream, part).await? else {
+                let (stream, consumer) = (config.stream.clone(), part.durable());
+                return Err(Error::NoConsumer { stream, consumer });
+            };
+            all.push(found);
+        }
         let worker_active = self.has_worker().await?;
-        let delivered = found.delivered.stream_sequence;
+        let to = |it: &Info| it.delivered.stream_sequence;
+        let delivered = all.iter().map(to).max().unwrap_or(0);
         let (from, reaches_beyond_stream) = self.find_target(&stream, target, delivered).await?;
-        let filters = filters_of(&found.config);
+        let filters: Vec<_> = all.iter().flat_map(|it| filters_of(&it.config)).collect();
         let meant = self.first_meant(&stream, &filters, (from, delivered), &only).await?;
         let from = meant.ok_or_else(|| nothing_is_meant(&only, from))?;
         let first = stream.cached_info().state.first_sequence;
         let first_stored = stream_range::first_from(&self.nats, &config.stream, first).await?;
-        let begins = durable_consumer::begins_at(Some(&found), from.seq);
-        let method = durable_consumer::rewind_method(&self.nats, Some(&found), begins);
+        let back: Vec<_> = parts.iter().zip(&all).filter(|it| to(it.1) >= from.seq).collect();
+        let begins = |it: &Info| durable_consumer::begins_at(Some(it), from.seq);
+        let is_reset = |it: &Info| {
+            let method = durable_consumer::rewind_method(&self.nats, Some(it), begins(it));
+            method == RewindMethod::Reset
+        };
+        let method = match back.iter().all(|it| is_reset(it.1)) {
+            true => RewindMethod::Reset,
+            false => RewindMethod::MadeAnew,
+        };
+        let place = |(part, found): &(&Config, &Info)| {
+            (part.partition.cast_signed(), to(found).cast_signed())
+        };
+        let floors = back.iter().map(|it| it.1.ack_floor.stream_sequence);
         if method == RewindMethod::MadeAnew && !durable_consumer::keeps_messages(&stream) {
             return Err(Error::cannot_rewind(&config.stream));
         }
@@ -173,14 +195,15 @@ impl Rewinder {
             stream_first_at: first_stored.map_or(from.at, |it| it.at),
             stream_last_sequence: stream.cached_info().state.last_sequence,
             delivered_sequence: delivered,
-            acknowledged_sequence: found.ack_floor.stream_sequence,
+            acknowledged_sequence: floors.min().unwrap_or(0),
             from_sequence: from.seq,
             from_at: from.at,
-            begins_sequence: begins,
+            begins_sequence: back.iter().map(|it| begins(it.1)).min().unwrap_or(from.seq),
             reaches_beyond_stream,
             method,
             again,
             only,
+            partitions: back.iter().map(place).collect(),
             worker_active,
             counts: RewindCounts::default(),
         };
@@ -202,13 +225,17 @@ impl Rewinder {
     pub async fn unhandled(&self) -> Result<Option<u64>, Error> {
         let config = &self.config;
         let stream = durable_consumer::stream(&self.nats, config).await?;
-        let Some(found) = durable_consumer::find(&stream, config).await? else { return Ok(None) };
         let (on, origin) = (self.connection.client(), Origin::of(config, &stream));
-        let known = Unhandled { on, nats: &self.nats, config, origin: &origin, found: &found };
-        match known.handled_to(None).await? {
-            Some(handled_to) => known.first(handled_to).await,
-            None => Ok(None),
+        for config in &config.parts() {
+            let Some(found) = durable_consumer::find(&stream, config).await? else { continue };
+            let known = Unhandled { on, nats: &self.nats, config, origin: &origin, found: &found };
+            if let Some(handled_to) = known.handled_to(None).await?
+                && let Some(seq) = known.first(handled_to).await?
+            {
+                return Ok(Some(seq));
+            }
         }
+        Ok(None)
     }
 
     /// The message to go back to, and whether earlier ones were asked for that the stream has lost.
@@ -269,7 +296,8 @@ impl Rewinder {
 
     async fn has_worker(&self) -> Result<bool, Error> {
         let sql = format!(
-            "SELECT expires_at > clock_timestamp() FROM {}.inbox_roles WHERE consumer = $1",
+            "SELECT bool_and(expires_at > clock_timestamp()) FROM {}.inbox_roles
+             WHERE consumer = $1 HAVING count(*) > 0",
             self.schema
         );
         let rows = query(&self.connection, DOING, &sql, &[&self.config.consumer]).await?;
@@ -321,11 +349,11 @@ impl Rewinder {
     /// It may be requested or not when the future is dropped: [`Self::pending`] says so.
     pub async fn request(&self, plan: &RewindPlan, actor: &Actor) -> Result<RewindState, Error> {
         query(&self.connection, DOING, MAKE_DURABLE, &[]).await?;
-        let (from, until) =
-            (plan.from_sequence.cast_signed(), plan.delivered_sequence.cast_signed());
+        let from = plan.from_sequence.cast_signed();
         let (created, why) = (plan.stream_created_at, actor.why());
+        let (partitions, until): (Vec<i32>, Vec<i64>) = plan.partitions.iter().copied().unzip();
         let RewindOnly { aggregate_type, aggregate_id, event_type } = &plan.only;
-        let parameters: [&(dyn ToSql + Sync); 11] = [
+        let parameters: [&(dyn ToSql + Sync); 12] = [
             &plan.consumer,
             &plan.stream,
             &created,
@@ -337,11 +365,14 @@ impl Rewinder {
             aggregate_type,
             aggregate_id,
             event_type,
+            &partitions,
         ];
         let sql = rewind_records::request(&self.schema);
-        let found = match select(&self.connection, DOING, &sql, &parameters).await?.pop() {
+        let requested: Vec<RewindState> =
+            select(&self.connection, DOING, &sql, &parameters).await?;
+        let found = match requested.first() {
             None => self.pending().await?,
-            requested => requested,
+            Some(one) => self.state(one.id).await?,
         };
         found.ok_or_else(|| Error::Refused {
             problem: "another rewind of the consumer ended at this moment".into(),

@@ -39,7 +39,7 @@ impl ConsumerSeen {
     pub(super) fn consumer(&self) -> Known<&consumer::Info> {
         self.stream()?;
         let consumer = self.consumer.as_ref().map_err(Clone::clone)?;
-        let missing = || Skip::because(format!("there is no consumer {}", self.config.consumer));
+        let missing = || Skip::because(format!("there is no consumer {}", self.config.durable()));
         consumer.as_ref().ok_or_else(missing)
     }
 }

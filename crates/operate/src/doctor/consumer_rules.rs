@@ -79,7 +79,7 @@ fn stream(seen: &Seen) -> Judged {
 
 fn consumer(seen: &Seen) -> Judged {
     seen.stream()?;
-    let name = &seen.config.consumer;
+    let name = seen.config.durable();
     Ok(match seen.consumer.as_ref().map_err(Clone::clone)? {
         Some(_) => Verdict::Ok(format!("consumer {name}")),
         None => Verdict::Error(format!("there is no consumer {name}"), setup()),
@@ -88,7 +88,7 @@ fn consumer(seen: &Seen) -> Judged {
 
 fn fits(seen: &Seen) -> Judged {
     let found = &seen.consumer()?.config;
-    let (stream, consumer) = (&seen.config.stream, &seen.config.consumer);
+    let (stream, consumer) = (&seen.config.stream, seen.config.durable());
     if let Some(reason) = durable_consumer::obstacle(found) {
         let mut remedies = vec![
             Remedy::shell(format!("nats consumer rm {stream} {consumer} --force"))

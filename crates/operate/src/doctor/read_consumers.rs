@@ -29,6 +29,7 @@ const TABLES: &[&str] = &[
     "inbox_roles",
     "inbox_rewinds",
     "inbox_controls",
+    "inbox_workers",
 ];
 
 /// Where to look. A server that cannot be reached is a reason.
@@ -53,14 +54,24 @@ pub async fn doctor_of_consumers(
         Ok(connection) => tables(connection, table).await,
         Err(why) => Err(Skip::because(why)),
     };
-    let looks = consumers.into_iter().map(|it| look(it.into_config(), &nats, tables.clone()));
+    let parts = consumers.into_iter().flat_map(|it| it.into_config().parts());
+    let looks = parts.map(|it| look(it, &nats, tables.clone()));
     let all = futures_util::future::join_all(looks).await;
     let shared = all.first().into_iter();
     let shared = shared.flat_map(|seen| scope.checks(consumer_rules::TABLES, seen, None));
     let each = all
         .iter()
         .flat_map(|seen| scope.checks(consumer_rules::EACH, seen, Some(&seen.config.consumer)));
-    shared.chain(each).collect()
+    let mut checks: Vec<Check> = Vec::new();
+    for check in shared.chain(each) {
+        // Of what all partitions are asked, the worst answer.
+        match checks.iter_mut().find(|it| (it.id, &it.subject) == (check.id, &check.subject)) {
+            Some(other) if other.severity >= check.severity => {}
+            Some(other) => *other = check,
+            None => checks.push(check),
+        }
+    }
+    checks
 }
 
 async fn tables(connection: Connection, table: &Table) -> Known<TableFacts> {
@@ -80,8 +91,9 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
                            AS privilege
                        WHERE NOT has_table_privilege(c.oid, privilege)) END,
                    current_user::text,
-                   name = 'inbox_roles' AND NOT EXISTS (SELECT FROM pg_attribute
-                       WHERE attrelid = c.oid AND attname = 'handled_to')
+                   ARRAY(SELECT it FROM unnest(ARRAY['handled_to', 'partition']) AS it
+                       WHERE name = 'inbox_roles' AND NOT EXISTS (SELECT FROM pg_attribute
+                           WHERE attrelid = c.oid AND attname = it))
                FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
                LEFT JOIN pg_namespace ON nspname = $1
                LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
@@ -95,11 +107,11 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
     };
     for row in &rows {
         let (quoted, is_missing): (String, bool) = (row.get(1), row.get(2));
-        let lacks: Vec<String> = row.get(3);
+        let (lacks, columns): (Vec<String>, Vec<String>) = (row.get(3), row.get(5));
         if is_missing {
             facts.missing.push(row.get(0));
-        } else if row.get(5) {
-            facts.missing.push("inbox_roles.handled_to".into());
+        } else if !columns.is_empty() {
+            facts.missing.extend(columns.iter().map(|it| format!("inbox_roles.{it}")));
         } else if !lacks.is_empty() {
             facts.lacks.push((quoted, lacks));
         }

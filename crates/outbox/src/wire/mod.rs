@@ -22,7 +22,7 @@ pub use cloudevents::CloudEvents;
 pub use escape::{escape_token, unescape_token};
 pub use headers::{event_headers, parse_event, value_from_wire, value_to_wire};
 pub use name::{escape_name, name_from_wire};
-pub use partition::partition;
+pub use partition::{PARTITIONS, partition};
 pub use position::Position;
 pub use replayed::{replayed_id, replayed_msg_id};
 pub use stored::{RawHeaders, StoredMessage};

@@ -2,6 +2,9 @@
 
 use std::num::NonZeroU32;
 
+/// In the metadata of a stream: how many partitions its subjects name. One, if it is not there.
+pub const PARTITIONS: &str = "partitions";
+
 /// The number of an aggregate's partition, from 0 to below `of`: FNV-1a of 32 bits over the bytes of
 /// the type, a zero byte and the bytes of the id, modulo `of`. It is the same in every version.
 ///

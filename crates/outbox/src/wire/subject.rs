@@ -118,13 +118,24 @@ impl SubjectTemplate {
     /// [matches](subject_matches) the pattern.
     #[must_use]
     pub fn pattern(&self) -> String {
+        self.pattern_with("*")
+    }
+
+    /// As [`pattern`](Self::pattern), but with `{partition}` in its place.
+    #[must_use]
+    pub fn partition_pattern(&self) -> String {
+        self.pattern_with(&format!("{{{PARTITION}}}"))
+    }
+
+    fn pattern_with(&self, partition: &str) -> String {
         let mut pattern = String::new();
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => pattern.push_str(literal),
                 Part::Shard => pattern.push_str(ONLY_SHARD),
-                // Neither can occur in a literal, so this marks the token unmistakably.
-                Part::Field(_) | Part::Partition { .. } => pattern.push('*'),
+                Part::Partition { .. } => pattern.push_str(partition),
+                // It cannot occur in a literal, so this marks the token unmistakably.
+                Part::Field(_) => pattern.push('*'),
             }
         }
         let tokens: Vec<&str> =

@@ -9,6 +9,7 @@ use async_nats::jetstream::stream::{
 };
 use bytes::Bytes;
 use outbox::wire;
+pub use outbox::wire::PARTITIONS;
 use outbox::wire::header;
 use servers::nats_version;
 use tracing::warn;
@@ -19,9 +20,6 @@ use crate::error::Error;
 
 /// What set-up writes into the metadata of a stream that it makes: it may change that one later.
 pub const MADE_BY: (&str, &str) = ("made-by", "tailpost setup");
-
-/// In the metadata of a stream: how many partitions its subjects name. One, if it is not there.
-pub const PARTITIONS: &str = "partitions";
 
 /// What a finding is about that leaves keyed mode only.
 const BATCHES: &str = "batches";

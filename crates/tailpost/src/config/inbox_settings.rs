@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use outbox::wire::SubjectTemplate;
+use relay::Destination;
+
 use super::Settings;
 use super::error::{Error, Origin};
 use super::given::Given;
@@ -30,7 +33,7 @@ impl Settings {
         self.inbox.retention.map(|it| it.0)
     }
 
-    fn consumer(&self, name: &str, settings: ConsumerSettings) -> Result<Consumer, Error> {
+    fn consumer(&self, name: &str, mut settings: ConsumerSettings) -> Result<Consumer, Error> {
         let (lease, timeout) = (settings.lease.0, settings.timeout.0);
         let origin = |one, other| self.origin(name, one).or_else(|| self.origin(name, other));
         if timeout >= lease {
@@ -44,8 +47,47 @@ impl Settings {
             let problem = "inbox.cert and inbox.key go together";
             return Err(Error::about(origin("cert", "key"), problem));
         }
+        if let Some(partitions) = settings.partitions {
+            let subjects = settings.subjects.get_or_insert_with(|| self.relay_subjects());
+            self.check_partitions(name, partitions.0, subjects)?;
+        }
         let stream = settings.stream.clone().unwrap_or_else(|| self.stream.name.clone());
         Ok(Consumer { name: name.to_owned(), stream, settings })
+    }
+
+    /// What the relay's subjects look like.
+    fn relay_subjects(&self) -> Vec<String> {
+        let routed = self.routes.iter().filter_map(|it| match &it.destination {
+            Destination::Subject(template) => Some(template),
+            Destination::Drop => None,
+        });
+        routed.chain([&self.relay.subject.0]).map(SubjectTemplate::partition_pattern).collect()
+    }
+
+    fn check_partitions(
+        &self,
+        name: &str,
+        partitions: u32,
+        subjects: &[String],
+    ) -> Result<(), Error> {
+        let of_relay = self.relay.partitions.0;
+        let refused = |problem: String, hint: String| {
+            let about = Error::about(self.origin(name, "partitions"), problem);
+            Err(about.with_hint(Some(hint)))
+        };
+        if of_relay > 1 && of_relay != partitions {
+            let problem = format!(
+                "inbox.{name}.partitions = {partitions}, and relay.partitions = {of_relay}"
+            );
+            return refused(problem, format!("set inbox.{name}.partitions = {of_relay}"));
+        }
+        match subjects.iter().find(|it| !it.contains("{partition}")) {
+            None => Ok(()),
+            Some(subject) => refused(
+                format!("inbox.{name}.partitions needs {{partition}} in \"{subject}\""),
+                format!("put it into relay.subject, or into inbox.{name}.subjects"),
+            ),
+        }
     }
 
     /// Where a consumer's setting came from.

@@ -7,13 +7,13 @@ use super::claim::remembered;
 pub(crate) const SERVER: &str =
     "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
 
-/// Up to where, of the stream `$2` that was created at `$3`, and on which server. No row if nobody
+/// Up to where, of the stream `$2` that was created at `$3` and the partition `$4`, and on which server. No row if nobody
 /// ever had the consumer; null if nobody has written it down of this stream.
 pub(crate) fn find_handled(schema: &str) -> String {
     format!(
         "SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
              THEN handled_to END, {SERVER}
-         FROM {schema}.inbox_roles WHERE consumer = $1"
+         FROM {schema}.inbox_roles WHERE consumer = $1 AND partition = $4"
     )
 }
 

@@ -16,18 +16,50 @@ pub(crate) fn find_role(schema: &str) -> String {
     format!(
         "SELECT token, owner, expires_at <= clock_timestamp()
              OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)), unended
-         FROM {schema}.inbox_roles WHERE consumer = $1"
+         FROM {schema}.inbox_roles WHERE consumer = $1 AND partition = $2"
     )
+}
+
+/// Says that the worker `$2` is there for another `$3` seconds, if it joins; otherwise that it is not.
+/// And how many others are there, how many of them came before it, and which of the `$5` partitions
+/// are free. Whoever has no connection is not there.
+pub(crate) fn look_around(schema: &str) -> String {
+    format!(
+        "WITH joined AS (
+             INSERT INTO {schema}.inbox_workers AS w (consumer, owner, expires_at)
+             SELECT $1, $2, clock_timestamp() + make_interval(secs => $3) WHERE $4
+             ON CONFLICT (consumer, owner) DO UPDATE SET expires_at = EXCLUDED.expires_at
+             RETURNING joined_at
+         ), others AS MATERIALIZED (
+             SELECT owner, joined_at, expires_at <= clock_timestamp()
+                 OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)) AS is_gone
+             FROM {schema}.inbox_workers WHERE consumer = $1 AND owner <> $2
+         ), gone AS (
+             DELETE FROM {schema}.inbox_workers AS w WHERE consumer = $1 AND (owner = $2 AND NOT $4
+                 OR owner IN (SELECT owner FROM others WHERE is_gone))
+         )
+         SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
+             ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
+                 LEFT JOIN {schema}.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
+                 WHERE r.owner IS NULL OR r.expires_at <= clock_timestamp()
+                     OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)) ORDER BY p)
+         FROM others WHERE NOT is_gone"
+    )
+}
+
+/// The worker is gone.
+pub(crate) fn leave(schema: &str) -> String {
+    format!("DELETE FROM {schema}.inbox_workers WHERE consumer = $1 AND owner = $2")
 }
 
 pub(crate) fn take_role(schema: &str) -> String {
     format!(
-        "INSERT INTO {schema}.inbox_roles AS r (consumer, token, owner, expires_at)
-         VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
-         ON CONFLICT (consumer) DO UPDATE SET token = EXCLUDED.token, owner = EXCLUDED.owner,
+        "INSERT INTO {schema}.inbox_roles AS r (consumer, token, owner, expires_at, partition)
+         VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4), $6)
+         ON CONFLICT (consumer, partition) DO UPDATE SET token = EXCLUDED.token, owner = EXCLUDED.owner,
              acquired_at = clock_timestamp(), expires_at = EXCLUDED.expires_at,
              state = NULL, breaker = NULL, reason = NULL, next_probe_at = NULL,
-             unended = array_append(array_remove(r.unended, r.owner), r.owner)
+             unended = array_remove(array_append(array_remove(r.unended, r.owner), r.owner), '')
          WHERE r.token = $5"
     )
 }
@@ -44,9 +76,11 @@ pub(crate) fn renew_role(schema: &str) -> String {
     )
 }
 
+/// Where nothing of it is under way (`$5`) the next worker has nothing to end.
 pub(crate) fn release_role(schema: &str) -> String {
     format!(
-        "UPDATE {schema}.inbox_roles SET expires_at = '-infinity', {handled}
+        "UPDATE {schema}.inbox_roles SET expires_at = '-infinity',
+             owner = CASE WHEN $5 THEN '' ELSE owner END, {handled}
          WHERE consumer = $1 AND token = $2",
         handled = handled("$3", "$4")
     )

@@ -11,7 +11,7 @@ pub(crate) fn find_due(schema: &str) -> String {
                  PARTITION BY d.headers->'Aggregate-Type', d.headers->'Aggregate-Id'
                  ORDER BY d.stream_created_at NULLS FIRST, d.stream_seq) AS turn
              FROM {schema}.inbox_dead_letter d JOIN {schema}.inbox_messages m ON {SAME}
-             WHERE d.consumer = $1 AND d.stream = $2 AND (
+             WHERE d.consumer = $1 AND d.stream = $2 AND d.subject ~ $5 AND (
                  m.status = 'FAILED' AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
                  OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())
          )
@@ -34,6 +34,7 @@ pub(crate) fn find_orphans(schema: &str) -> String {
              AND (m.status = 'FAILED' AND m.next_attempt_at < {long_ago}
                  OR m.status = 'PROCESSING' AND m.expires_at < {long_ago})
              AND (m.event_time, m.message_id) > ($4::timestamptz, $5::uuid)
+             AND m.subject ~ $7
              AND NOT EXISTS (SELECT FROM {schema}.inbox_dead_letter d WHERE {SAME})
          ORDER BY m.event_time, m.message_id LIMIT $6"
     )

@@ -12,15 +12,17 @@ pub const STATE: &str = "id, stream, stream_created_at, from_seq AS from_sequenc
 /// Who requests that a consumer goes back because its stream or its database did.
 pub const FOLLOWS: &str = "tailpost inbox";
 
-/// Nothing if another request is pending.
+/// In each of the partitions `$9`, of which `$5` was delivered; not where another request is pending.
 #[must_use]
 pub fn request(schema: &str) -> String {
     as_json(&format!(
         "INSERT INTO {schema}.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
-             aggregate_type, aggregate_id, event_type, requested_by, reason, removed_to)
-         VALUES ($1, $2, $3, $4::bigint, $5, $6, $9, $10, $11,
-             session_user || ' (' || $7::text || ')', $8, $4::bigint - 1)
-         ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
+             aggregate_type, aggregate_id, event_type, requested_at, requested_by, reason, removed_to,
+             partition)
+         SELECT $1, $2, $3, $4::bigint, i.until, $6, $9, $10, $11, now(),
+             session_user || ' (' || $7::text || ')', $8, $4::bigint - 1, i.partition
+         FROM unnest($5::bigint[], $12::int[]) AS i (until, partition)
+         ON CONFLICT (consumer, partition) WHERE ended_at IS NULL DO NOTHING
          RETURNING {STATE}"
     ))
 }
@@ -31,10 +33,13 @@ pub(crate) fn find_mine(schema: &str) -> String {
     as_json(&format!("{} AND has_table_privilege('{rewinds}', 'UPDATE')", pending(schema)))
 }
 
-/// The request of the consumer `$1` that is not carried out.
+/// The request of the consumer `$1` that is not carried out in the partition `$2`.
 #[must_use]
 pub fn pending(schema: &str) -> String {
-    format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL")
+    format!(
+        "SELECT {STATE} FROM {schema}.inbox_rewinds
+         WHERE consumer = $1 AND partition = $2 AND ended_at IS NULL"
+    )
 }
 
 /// Says where the consumer begins: at `$3`, or where a worker before would have had it begin. `$3`

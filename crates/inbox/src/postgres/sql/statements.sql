@@ -13,15 +13,39 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND pid <> pg_backend_pid()
 -- find the role
 SELECT token, owner, expires_at <= clock_timestamp()
     OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)), unended
-FROM public.inbox_roles WHERE consumer = $1;
+FROM public.inbox_roles WHERE consumer = $1 AND partition = $2;
+
+-- look around
+WITH joined AS (
+    INSERT INTO public.inbox_workers AS w (consumer, owner, expires_at)
+    SELECT $1, $2, clock_timestamp() + make_interval(secs => $3) WHERE $4
+    ON CONFLICT (consumer, owner) DO UPDATE SET expires_at = EXCLUDED.expires_at
+    RETURNING joined_at
+), others AS MATERIALIZED (
+    SELECT owner, joined_at, expires_at <= clock_timestamp()
+        OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)) AS is_gone
+    FROM public.inbox_workers WHERE consumer = $1 AND owner <> $2
+), gone AS (
+    DELETE FROM public.inbox_workers AS w WHERE consumer = $1 AND (owner = $2 AND NOT $4
+        OR owner IN (SELECT owner FROM others WHERE is_gone))
+)
+SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
+    ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
+        LEFT JOIN public.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
+        WHERE r.owner IS NULL OR r.expires_at <= clock_timestamp()
+            OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)) ORDER BY p)
+FROM others WHERE NOT is_gone;
+
+-- leave
+DELETE FROM public.inbox_workers WHERE consumer = $1 AND owner = $2;
 
 -- take the role
-INSERT INTO public.inbox_roles AS r (consumer, token, owner, expires_at)
-VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
-ON CONFLICT (consumer) DO UPDATE SET token = EXCLUDED.token, owner = EXCLUDED.owner,
+INSERT INTO public.inbox_roles AS r (consumer, token, owner, expires_at, partition)
+VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4), $6)
+ON CONFLICT (consumer, partition) DO UPDATE SET token = EXCLUDED.token, owner = EXCLUDED.owner,
     acquired_at = clock_timestamp(), expires_at = EXCLUDED.expires_at,
     state = NULL, breaker = NULL, reason = NULL, next_probe_at = NULL,
-    unended = array_append(array_remove(r.unended, r.owner), r.owner)
+    unended = array_remove(array_append(array_remove(r.unended, r.owner), r.owner), '')
 WHERE r.token = $5;
 
 -- renew the role
@@ -31,13 +55,14 @@ UPDATE public.inbox_roles SET expires_at = clock_timestamp() + make_interval(sec
 WHERE consumer = $1 AND token = $2 RETURNING (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
 
 -- release the role
-UPDATE public.inbox_roles SET expires_at = '-infinity', handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3 THEN $4 ELSE handled_to END
+UPDATE public.inbox_roles SET expires_at = '-infinity',
+    owner = CASE WHEN $5 THEN '' ELSE owner END, handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3 THEN $4 ELSE handled_to END
 WHERE consumer = $1 AND token = $2;
 
 -- find what is handled
 SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
     THEN handled_to END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
-FROM public.inbox_roles WHERE consumer = $1;
+FROM public.inbox_roles WHERE consumer = $1 AND partition = $4;
 
 -- write down what is handled
 UPDATE public.inbox_roles
@@ -275,7 +300,7 @@ WITH due AS (
              ORDER BY d.stream_created_at NULLS FIRST, d.stream_seq) AS turn
          FROM public.inbox_dead_letter d JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time
-         WHERE d.consumer = $1 AND d.stream = $2 AND (
+         WHERE d.consumer = $1 AND d.stream = $2 AND d.subject ~ $5 AND (
              m.status = 'FAILED' AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
              OR m.status = 'PROCESSING' AND m.expires_at <= clock_timestamp())
      )
@@ -291,6 +316,7 @@ SELECT m.message_id, m.event_time, m.subject, m.stream_seq FROM public.inbox_mes
          AND (m.status = 'FAILED' AND m.next_attempt_at < clock_timestamp() - make_interval(secs => $3::float8)
              OR m.status = 'PROCESSING' AND m.expires_at < clock_timestamp() - make_interval(secs => $3::float8))
          AND (m.event_time, m.message_id) > ($4::timestamptz, $5::uuid)
+         AND m.subject ~ $7
          AND NOT EXISTS (SELECT FROM public.inbox_dead_letter d WHERE m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time)
      ORDER BY m.event_time, m.message_id LIMIT $6;
@@ -308,14 +334,17 @@ FROM public.inbox_controls WHERE consumer = $1;
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
 until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
 requested_at, requested_by, begun_at, removed_to, removed,
-ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL AND has_table_privilege('public.inbox_rewinds', 'UPDATE')) SELECT to_json(it) FROM it;
+ended_at, outcome FROM public.inbox_rewinds
+     WHERE consumer = $1 AND partition = $2 AND ended_at IS NULL AND has_table_privilege('public.inbox_rewinds', 'UPDATE')) SELECT to_json(it) FROM it;
 
 -- request a rewind
 WITH it AS (INSERT INTO public.inbox_rewinds (consumer, stream, stream_created_at, from_seq, until_seq, again,
-         aggregate_type, aggregate_id, event_type, requested_by, reason, removed_to)
-     VALUES ($1, $2, $3, $4::bigint, $5, $6, $9, $10, $11,
-         session_user || ' (' || $7::text || ')', $8, $4::bigint - 1)
-     ON CONFLICT (consumer) WHERE ended_at IS NULL DO NOTHING
+         aggregate_type, aggregate_id, event_type, requested_at, requested_by, reason, removed_to,
+         partition)
+     SELECT $1, $2, $3, $4::bigint, i.until, $6, $9, $10, $11, now(),
+         session_user || ' (' || $7::text || ')', $8, $4::bigint - 1, i.partition
+     FROM unnest($5::bigint[], $12::int[]) AS i (until, partition)
+     ON CONFLICT (consumer, partition) WHERE ended_at IS NULL DO NOTHING
      RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
 until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
 requested_at, requested_by, begun_at, removed_to, removed,

@@ -7,6 +7,8 @@ fn statements_are_written_down() {
         ("mark a connection", hold_role::MARK_CONNECTION.to_owned()),
         ("end connections", hold_role::END_CONNECTIONS.to_owned()),
         ("find the role", hold_role::find_role(schema)),
+        ("look around", hold_role::look_around(schema)),
+        ("leave", hold_role::leave(schema)),
         ("take the role", hold_role::take_role(schema)),
         ("renew the role", hold_role::renew_role(schema)),
         ("release the role", hold_role::release_role(schema)),

@@ -71,6 +71,9 @@ async fn server() -> Server {
         term: Term { token: ROLE, ..Term::default() },
         handled: watch::Sender::default(),
         may_forget: watch::Sender::new(false),
+        at_work: watch::Sender::default(),
+        left_behind: Arc::default(),
+        alone: Arc::default(),
     };
     Server { postgres, client, context: Arc::new(context) }
 }

@@ -58,7 +58,7 @@ fn full_in_words(config: &Config, full: Full, left: usize) -> String {
     match full {
         Full::Left => format!("{reason}, as there may be no more than {LEFT_MAX}; {mend}"),
         Full::Unacknowledged { max } => {
-            let Config { stream, consumer, .. } = config;
+            let (stream, consumer) = (&config.stream, config.durable());
             format!(
                 "{reason}, as the durable consumer's max_ack_pending is {max}; {mend}, or raise \
                  it: `nats consumer edit {stream} {consumer} --max-pending={ACK_PENDING_MAX}`"

@@ -151,6 +151,9 @@ fn context() -> Arc<Context> {
         term: Term::default(),
         handled: watch::Sender::default(),
         may_forget: watch::Sender::new(false),
+        at_work: watch::Sender::default(),
+        left_behind: Arc::default(),
+        alone: Arc::default(),
     })
 }
 

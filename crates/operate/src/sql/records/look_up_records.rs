@@ -15,8 +15,8 @@ pub(crate) fn look_up(schema: &str) -> String {
     )
 }
 
-/// Each consumer's record of the event `$1`. The role's table has every consumer, so that the primary
-/// key is used.
+/// Each consumer's record of the event `$1`. The role's table has every consumer, with a partition 0,
+/// so that the primary key is used.
 pub(crate) fn records(schema: &str) -> String {
     as_json(&format!(
         "SELECT m.consumer, m.status, m.attempts, m.finished_attempts, m.received_at, m.claimed_at,
@@ -24,6 +24,7 @@ pub(crate) fn records(schema: &str) -> String {
              json_build_object('stream', m.stream, 'seq', m.stream_seq) AS place
          FROM {schema}.inbox_roles r
          JOIN {schema}.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
+         WHERE r.partition = 0
          ORDER BY m.consumer, m.event_time"
     ))
 }
@@ -35,11 +36,12 @@ pub(crate) fn letters(schema: &str) -> String {
              json_build_object('stream', d.stream, 'seq', d.stream_seq) AS place
          FROM {schema}.inbox_roles r
          JOIN {schema}.inbox_dead_letter d ON d.consumer = r.consumer AND d.message_id = $1
+         WHERE r.partition = 0
          ORDER BY d.consumer"
     ))
 }
 
 /// Every consumer.
 pub(crate) fn consumers(schema: &str) -> String {
-    format!("SELECT consumer FROM {schema}.inbox_roles ORDER BY consumer")
+    format!("SELECT consumer FROM {schema}.inbox_roles WHERE partition = 0 ORDER BY consumer")
 }

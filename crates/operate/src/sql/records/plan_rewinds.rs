@@ -1,23 +1,47 @@
 //! The statements on requests that a consumer goes back.
 
-use inbox::access::rewind_records::{STATE, pending};
 use inbox::access::{as_json, remembered};
 
-/// The request of the consumer `$1` that is not carried out.
-pub(crate) fn find_pending(schema: &str) -> String {
-    as_json(&pending(schema))
+/// What the requests say that one command made, one for each partition, as one.
+const STATE: &str = "SELECT min(id) AS id, min(stream) AS stream,
+    min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
+    max(until_seq) AS until_sequence, bool_or(again) AS again,
+    min(aggregate_type) AS aggregate_type, min(aggregate_id) AS aggregate_id,
+    min(event_type) AS event_type, min(requested_at) AS requested_at,
+    min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS removed_to,
+    sum(removed)::bigint AS removed,
+    CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
+    CASE WHEN bool_and(ended_at IS NOT NULL)
+        THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome";
+
+fn state(of: &str) -> String {
+    as_json(&format!("{STATE} FROM {of} HAVING count(*) > 0"))
 }
 
+/// What the consumer `$1` has to carry out.
+pub(crate) fn find_pending(schema: &str) -> String {
+    state(&format!("{schema}.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL"))
+}
+
+/// What was requested together with `$1`.
 pub(crate) fn find(schema: &str) -> String {
-    as_json(&format!("SELECT {STATE} FROM {schema}.inbox_rewinds WHERE id = $1"))
+    state(&format!(
+        "{schema}.inbox_rewinds WHERE (consumer, requested_at) =
+             (SELECT consumer, requested_at FROM {schema}.inbox_rewinds WHERE id = $1)"
+    ))
 }
 
 /// Only what has not begun.
 pub(crate) fn cancel(schema: &str) -> String {
-    as_json(&format!(
-        "UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
-         WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING {STATE}"
-    ))
+    format!(
+        "WITH cancelled AS (
+             UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+             WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
+                 SELECT FROM {schema}.inbox_rewinds AS begun WHERE begun.consumer = $1
+                     AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
+             RETURNING *
+         ), it AS ({STATE} FROM cancelled HAVING count(*) > 0) SELECT to_json(it) FROM it"
+    )
 }
 
 /// What the records say about events, of which some are meant: how many there are of each kind.

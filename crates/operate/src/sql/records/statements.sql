@@ -264,6 +264,7 @@ WITH it AS (SELECT m.consumer, m.status, m.attempts, m.finished_attempts, m.rece
     json_build_object('stream', m.stream, 'seq', m.stream_seq) AS place
 FROM public.inbox_roles r
 JOIN public.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
+WHERE r.partition = 0
 ORDER BY m.consumer, m.event_time) SELECT to_json(it) FROM it;
 
 -- explain: letters
@@ -271,10 +272,11 @@ WITH it AS (SELECT d.consumer, d.cause, d.reason, d.dead_at,
     json_build_object('stream', d.stream, 'seq', d.stream_seq) AS place
 FROM public.inbox_roles r
 JOIN public.inbox_dead_letter d ON d.consumer = r.consumer AND d.message_id = $1
+WHERE r.partition = 0
 ORDER BY d.consumer) SELECT to_json(it) FROM it;
 
 -- consumers
-SELECT consumer FROM public.inbox_roles ORDER BY consumer;
+SELECT consumer FROM public.inbox_roles WHERE partition = 0 ORDER BY consumer;
 
 -- pause a consumer
 WITH changed AS (INSERT INTO public.inbox_controls AS c (consumer, paused_at, paused_by, reason)
@@ -326,20 +328,44 @@ LEFT JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.mes
 GROUP BY 1;
 
 -- find the pending rewind
-WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
-requested_at, requested_by, begun_at, removed_to, removed,
-ended_at, outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL) SELECT to_json(it) FROM it;
+WITH it AS (SELECT min(id) AS id, min(stream) AS stream,
+min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
+max(until_seq) AS until_sequence, bool_or(again) AS again,
+min(aggregate_type) AS aggregate_type, min(aggregate_id) AS aggregate_id,
+min(event_type) AS event_type, min(requested_at) AS requested_at,
+min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS removed_to,
+sum(removed)::bigint AS removed,
+CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
+CASE WHEN bool_and(ended_at IS NOT NULL)
+    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL HAVING count(*) > 0) SELECT to_json(it) FROM it;
 
 -- find a rewind
-WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
-requested_at, requested_by, begun_at, removed_to, removed,
-ended_at, outcome FROM public.inbox_rewinds WHERE id = $1) SELECT to_json(it) FROM it;
+WITH it AS (SELECT min(id) AS id, min(stream) AS stream,
+min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
+max(until_seq) AS until_sequence, bool_or(again) AS again,
+min(aggregate_type) AS aggregate_type, min(aggregate_id) AS aggregate_id,
+min(event_type) AS event_type, min(requested_at) AS requested_at,
+min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS removed_to,
+sum(removed)::bigint AS removed,
+CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
+CASE WHEN bool_and(ended_at IS NOT NULL)
+    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM public.inbox_rewinds WHERE (consumer, requested_at) =
+         (SELECT consumer, requested_at FROM public.inbox_rewinds WHERE id = $1) HAVING count(*) > 0) SELECT to_json(it) FROM it;
 
 -- cancel a rewind
-WITH it AS (UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
-     WHERE consumer = $1 AND ended_at IS NULL AND begun_at IS NULL RETURNING id, stream, stream_created_at, from_seq AS from_sequence,
-until_seq AS until_sequence, again, aggregate_type, aggregate_id, event_type,
-requested_at, requested_by, begun_at, removed_to, removed,
-ended_at, outcome) SELECT to_json(it) FROM it;
+WITH cancelled AS (
+         UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+         WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
+             SELECT FROM public.inbox_rewinds AS begun WHERE begun.consumer = $1
+                 AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
+         RETURNING *
+     ), it AS (SELECT min(id) AS id, min(stream) AS stream,
+min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
+max(until_seq) AS until_sequence, bool_or(again) AS again,
+min(aggregate_type) AS aggregate_type, min(aggregate_id) AS aggregate_id,
+min(event_type) AS event_type, min(requested_at) AS requested_at,
+min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS removed_to,
+sum(removed)::bigint AS removed,
+CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
+CASE WHEN bool_and(ended_at IS NOT NULL)
+    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM cancelled HAVING count(*) > 0) SELECT to_json(it) FROM it;

@@ -24,12 +24,25 @@ pub(crate) struct Sample {
 pub(crate) struct Durable {
     /// Events that it has not delivered yet.
     pub(crate) pending: u64,
-    /// The sequence of the latest that it has delivered.
+    /// The sequence of the latest that it has delivered; of several the sum.
     pub(crate) delivered: u64,
     pub(crate) ack_pending: u64,
     pub(crate) redelivered: u64,
     /// When it last delivered an event, or took an acknowledgement.
     pub(crate) active_at: Timestamp,
+}
+
+impl Durable {
+    /// Both, as the one consumer whose partitions they are of.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            pending: self.pending + other.pending,
+            delivered: self.delivered + other.delivered,
+            ack_pending: self.ack_pending + other.ack_pending,
+            redelivered: self.redelivered + other.redelivered,
+            active_at: self.active_at.max(other.active_at),
+        }
+    }
 }
 
 /// What the servers know, as of some seconds ago.

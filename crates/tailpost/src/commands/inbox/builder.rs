@@ -1,8 +1,15 @@
 //! A consumer of the settings, as the library builds it.
 
+use std::num::NonZeroU32;
+
 use inbox::{Backoff, Builder, Inbox};
 
 use crate::config::Consumer;
+
+/// The names of a consumer's durable consumers.
+pub(in crate::commands) fn durables(consumer: &Consumer) -> Vec<String> {
+    builder(consumer).into_config().parts().iter().map(inbox::access::Config::durable).collect()
+}
 
 /// An inbox as the settings want it, without its connections.
 pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
@@ -15,6 +22,11 @@ pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
         .ack_wait(it.ack_wait.0)
         .max_attempts(it.max_attempts.0)
         .backoff(Backoff { first: it.backoff_first.0, max: it.backoff_max.0 });
+    let partitions = it.partitions.and_then(|it| NonZeroU32::new(it.0));
+    let builder = match partitions {
+        Some(partitions) => builder.partitions(partitions),
+        None => builder,
+    };
     match &it.rate {
         Some(rate) => builder.rate(rate.0),
         None => builder,

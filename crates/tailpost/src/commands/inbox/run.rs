@@ -15,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::answers;
-use super::builder::builder;
+use super::builder::{builder, durables};
 use super::handler::handler;
 use super::retiring::Retiring;
-use super::sampler::Sampler;
+use super::sampler::{Sampled, Sampler};
 use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
 use crate::commands::doctor::consumer_checks::consumer_checks;
 use crate::config::{Consumer, Error, Settings};
@@ -124,8 +124,11 @@ fn sampler(
     parts: &[Part],
     statuses: BTreeMap<String, watch::Receiver<Status>>,
 ) -> anyhow::Result<Sampler> {
-    let consumers = parts.iter().map(|Part { consumer: it, .. }| {
-        (it.name.clone(), it.stream.clone(), it.settings.timeout.0)
+    let consumers = parts.iter().map(|Part { consumer: it, .. }| Sampled {
+        name: it.name.clone(),
+        durables: durables(it),
+        stream: it.stream.clone(),
+        timeout: it.settings.timeout.0,
     });
     Ok(Sampler {
         postgres: settings.postgres_target()?,

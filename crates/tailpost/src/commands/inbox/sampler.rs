@@ -28,13 +28,22 @@ const ASK_MAX: Duration = Duration::from_secs(2);
 const REST_TIMES: u32 = 20;
 const REST_MAX: Duration = Duration::from_secs(60);
 
+/// A consumer.
+pub(in crate::commands) struct Sampled {
+    pub(in crate::commands) name: String,
+    /// The names of its durable consumers.
+    pub(in crate::commands) durables: Vec<String>,
+    pub(in crate::commands) stream: String,
+    /// How long its handler may take.
+    pub(in crate::commands) timeout: Duration,
+}
+
 /// Looks at the record and at the durable consumers.
 pub(in crate::commands) struct Sampler {
     pub(in crate::commands) postgres: PostgresTarget,
     pub(in crate::commands) table: outbox::Table,
     pub(in crate::commands) nats: async_nats::Client,
-    /// Names, each with its stream, and how long its handler may take.
-    pub(in crate::commands) consumers: Vec<(String, String, Duration)>,
+    pub(in crate::commands) consumers: Vec<Sampled>,
     pub(in crate::commands) statuses: BTreeMap<String, watch::Receiver<Status>>,
     pub(in crate::commands) every: Duration,
 }
@@ -78,15 +87,23 @@ impl Sampler {
         let (backlogs, upkept) = timeout(COUNT_MAX, self.count(consumers)).await??;
         let context = servers::jetstream_of(&self.nats);
         // A broker that is away leaves the database's figures as fresh as they are.
-        let asked = self.consumers.iter().map(|(name, stream, may_take)| {
-            let found = backlogs.iter().find(|it| it.consumer == *name).cloned();
-            let asked = timeout(ASK_MAX, context.get_consumer_from_stream(name, stream));
+        let asked = self.consumers.iter().map(|it| {
+            let found = backlogs.iter().find(|found| found.consumer == it.name).cloned();
+            let asked = it.durables.iter().map(|durable| {
+                timeout(ASK_MAX, context.get_consumer_from_stream(durable, &it.stream))
+            });
+            let asked = futures_util::future::join_all(asked.collect::<Vec<_>>());
             async move {
-                let consumer: Option<PullConsumer> = asked.await.ok().and_then(Result::ok);
-                let durable = consumer.map(|it| durable(it.cached_info()));
+                // Of some of them nobody knows how much is pending in all.
+                let infos = asked.await.into_iter().map(|it| {
+                    let consumer: Option<PullConsumer> = it.ok().and_then(Result::ok);
+                    consumer.map(|it| durable(it.cached_info()))
+                });
+                let all: Option<Vec<Durable>> = infos.collect();
+                let durable = all.and_then(|it| it.into_iter().reduce(Durable::and));
                 let backlog = found.unwrap_or_default();
-                let (unmoved, timeout) = (Duration::ZERO, *may_take);
-                (name.clone(), Sample { backlog, durable, unmoved, timeout })
+                let (unmoved, timeout) = (Duration::ZERO, it.timeout);
+                (it.name.clone(), Sample { backlog, durable, unmoved, timeout })
             }
         });
         let consumers = futures_util::future::join_all(asked).await.into_iter().collect();

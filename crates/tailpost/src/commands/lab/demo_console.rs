@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::{self, Access, Address, Admin, Relay, Samples, Watched};
-use crate::commands::inbox::sampler::Sampler;
+use crate::commands::inbox::sampler::{Sampled, Sampler};
 use crate::config::Settings;
 
 /// Where it listens, if nothing else does.
@@ -108,7 +108,12 @@ async fn serve_inbox(
         postgres: settings.postgres_target()?,
         table: settings.table()?,
         nats: settings.nats_target()?.connect("tailpost demo").await?,
-        consumers: vec![(name.clone(), running.stream.clone(), Duration::from_secs(1))],
+        consumers: vec![Sampled {
+            name: name.clone(),
+            durables: vec![name.clone()],
+            stream: running.stream.clone(),
+            timeout: Duration::from_secs(1),
+        }],
         statuses: statuses.clone(),
         every: SAMPLE_EVERY,
     };

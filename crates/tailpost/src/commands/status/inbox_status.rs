@@ -8,6 +8,7 @@ use operate::consumers::{Backlog, Consumers, Holder};
 use serde::Serialize;
 use tracing::debug;
 
+use crate::commands::inbox::builder;
 use crate::config::Settings;
 use crate::errors;
 use crate::output::{self, Lines, if_any};
@@ -57,8 +58,9 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         }
         Err(error) => return Err(error.into()),
     };
-    let mut reports = BTreeMap::new();
+    let (mut reports, mut durables) = (BTreeMap::new(), BTreeMap::new());
     for consumer in configured {
+        durables.insert(consumer.name.clone(), builder::durables(&consumer));
         reports.insert(consumer.name.clone(), report(consumer.name, consumer.stream));
     }
     for backlog in backlogs {
@@ -75,7 +77,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     }
     let mut reports: Vec<_> = reports.into_values().collect();
     if !reports.is_empty() {
-        ask_broker(settings, &mut reports).await?;
+        ask_broker(settings, &mut reports, &durables).await?;
     }
     Ok(Inspected { consumers: reports, retention, unknown: None })
 }
@@ -86,7 +88,11 @@ fn report(name: String, stream: String) -> ConsumerReport {
 }
 
 /// The report on the stream says that the broker does not answer.
-async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyhow::Result<()> {
+async fn ask_broker(
+    settings: &Settings,
+    reports: &mut [ConsumerReport],
+    durables: &BTreeMap<String, Vec<String>>,
+) -> anyhow::Result<()> {
     let client = match settings.nats_target()?.connect("tailpost status").await {
         Ok(client) => client,
         Err(error) => {
@@ -96,13 +102,17 @@ async fn ask_broker(settings: &Settings, reports: &mut [ConsumerReport]) -> anyh
     };
     let context = servers::jetstream_of(&client);
     for report in reports {
-        let found = context.get_consumer_from_stream(&report.name, &report.stream).await;
-        let found: Result<jetstream::consumer::PullConsumer, _> = found;
-        if let Ok(consumer) = found {
-            let info = consumer.cached_info();
-            report.pending = Some(info.num_pending);
-            report.unacknowledged = Some(info.num_ack_pending as u64);
+        let name = vec![report.name.clone()];
+        let (mut pending, mut unacknowledged) = (Some(0), Some(0));
+        for durable in durables.get(&report.name).unwrap_or(&name) {
+            let found = context.get_consumer_from_stream(durable, &report.stream).await;
+            let found: Option<jetstream::consumer::PullConsumer> = found.ok();
+            let info = found.as_ref().map(|it| it.cached_info());
+            pending = pending.zip(info).map(|(sum, it)| sum + it.num_pending);
+            unacknowledged =
+                unacknowledged.zip(info).map(|(sum, it)| sum + it.num_ack_pending as u64);
         }
+        (report.pending, report.unacknowledged) = (pending, unacknowledged);
     }
     Ok(())
 }

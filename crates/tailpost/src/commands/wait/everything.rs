@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio_postgres::error::SqlState;
 
 use crate::cli::WaitArgs;
+use crate::commands::inbox::builder;
 use crate::config::Settings;
 use crate::output;
 
@@ -53,25 +54,47 @@ const LOOK_UP_EVERY: Duration = Duration::from_millis(500);
 /// much it has not.
 async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyhow::Result<u64> {
     let configured = settings.consumers()?.into_iter().find(|it| it.name == consumer);
+    let (builder, durables) = match &configured {
+        Some(configured) => (builder::builder(configured), builder::durables(configured)),
+        None => {
+            let builder = inbox::Inbox::builder(consumer).stream(&settings.stream.name);
+            (builder, vec![consumer.to_owned()])
+        }
+    };
     let stream = configured.map_or_else(|| settings.stream.name.clone(), |it| it.stream);
     let client = settings.nats_target()?.connect("tailpost wait").await?;
-    let records = records(consumer, &stream, settings, client.clone()).await?;
+    let records = records(builder, settings, client.clone()).await?;
     let context = servers::jetstream_of(&client);
-    let looking = || format!("look for the consumer {consumer} of the stream {stream}");
+    let looking = || format!("look for the stream {stream}");
     let last = context.get_stream(&stream).await.with_context(looking)?;
     let last = last.cached_info().state.last_sequence;
-    let mut durable: PullConsumer =
-        context.get_consumer_from_stream(consumer, &stream).await.with_context(looking)?;
+    for durable in durables {
+        let looking = || format!("look for the consumer {durable} of the stream {stream}");
+        let found = context.get_consumer_from_stream(&durable, &stream).await;
+        let left = answered(found.with_context(looking)?, &records, (last, until)).await?;
+        if left > 0 {
+            return Ok(left);
+        }
+    }
+    Ok(0)
+}
+
+/// Waits until a durable consumer has answered what it has up to `last`. Returns how much it has not.
+async fn answered(
+    mut durable: PullConsumer,
+    records: &Rewinder,
+    (last, until): (u64, Instant),
+) -> anyhow::Result<u64> {
     // A consumer counts a message as pending a little after the stream has stored it. With a filter
     // it need not come to the last one: two looks tell.
     let mut had_nothing = false;
     loop {
-        let info = durable.info().await.with_context(looking)?;
+        let info = durable.info().await.context("look at the consumer")?;
         let left = info.num_pending + info.num_ack_pending as u64;
         let is_there = info.delivered.stream_sequence >= last || had_nothing;
         let mut pause = LOOK_EVERY;
         if left == 0 && is_there || info.ack_floor.stream_sequence >= last {
-            if are_whole(&records).await? {
+            if are_whole(records).await? {
                 return Ok(0);
             }
             if Instant::now() >= until {
@@ -87,14 +110,12 @@ async fn processed(consumer: &str, settings: &Settings, until: Instant) -> anyho
 }
 
 async fn records(
-    consumer: &str,
-    stream: &str,
+    builder: inbox::Builder,
     settings: &Settings,
     nats: async_nats::Client,
 ) -> anyhow::Result<Rewinder> {
     let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
-    let builder = inbox::Inbox::builder(consumer).stream(stream).nats(nats);
-    let builder = builder.schema(settings.table()?.schema());
+    let builder = builder.nats(nats).schema(settings.table()?.schema());
     Ok(Rewinder::new(builder, inbox::Connection::with_guard(client, task))?)
 }
 

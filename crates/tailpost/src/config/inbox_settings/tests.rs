@@ -118,3 +118,31 @@ fn headers_of_a_handler_are_secret_and_its_own_are_refused() {
         assert!(told_where && !told.contains("s3cret"), "{told}");
     }
 }
+
+#[test]
+fn partitions_are_the_relays_and_in_every_subject() {
+    let relay = "[relay]\npartitions = 4\nsubject = '{partition}.x.{event_type}'\n";
+    let all = consumers(&format!("{relay}[inbox.a]\npartitions = 4\n"), &[]);
+    assert_eq!(all[0].settings.subjects.as_deref(), Some(&["{partition}.x.*".to_owned()][..]));
+    for (toml, told, hint) in [
+        (
+            format!("{relay}[inbox.a]\npartitions = 8\n"),
+            ":5: inbox.a.partitions = 8, and relay.partitions = 4",
+            "set inbox.a.partitions = 4",
+        ),
+        (
+            format!("{relay}[inbox.a]\npartitions = 4\nsubjects = ['*.x.y']\n"),
+            ":5: inbox.a.partitions needs {partition} in \"*.x.y\"",
+            "or into inbox.a.subjects",
+        ),
+        (
+            "[inbox.a]\npartitions = 4\n".into(),
+            ":2: inbox.a.partitions needs {partition} in \"outbox.*.*\"",
+            "put it into relay.subject",
+        ),
+    ] {
+        let Err(error) = loaded(&toml, &[]).consumers() else { panic!("{toml}") };
+        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.hint().is_some_and(|it| it.contains(hint)), "{toml}");
+    }
+}

@@ -1,0 +1,78 @@
+//! A consumer whose partitions are handled apart says what it does as one.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::tally::Tally;
+use crate::{BreakerState, Handler, State, Status, Summary};
+
+/// The shortest time between two words.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Tells what all parts do together, until it is dropped.
+pub(super) async fn tell(
+    mut parts: Vec<watch::Receiver<Status>>,
+    tally: &Tally,
+    whole: watch::Sender<Status>,
+) -> Infallible {
+    loop {
+        let all = parts.iter_mut().map(|it| it.borrow_and_update().clone());
+        let status = Status {
+            claims: tally.claims(),
+            leases: tally.leases(),
+            dead_letters: tally.dead_letters(),
+            markers: tally.markers(),
+            went_back_at: tally.went_back_at(),
+            ..all.reduce(together).unwrap_or_default()
+        };
+        whole.send_if_modified(|it| std::mem::replace(it, status.clone()) != status);
+        select_all(parts.iter_mut().map(|it| Box::pin(it.changed()))).await.0.ok();
+        sleep(PAUSE).await;
+    }
+}
+
+/// What is wrong with one part is wrong with the whole.
+fn together(one: Status, other: Status) -> Status {
+    let rank = |state| match state {
+        State::Standby => 0,
+        State::Starting => 1,
+        State::Active => 2,
+        State::Stopping => 3,
+        State::Paused => 4,
+    };
+    let severity = |it: &Handler| match it.breaker {
+        BreakerState::Closed => 0,
+        BreakerState::HalfOpen => 1,
+        BreakerState::Open => 2,
+    };
+    let opened = one.handler.opened + other.handler.opened;
+    let handler = [one.handler, other.handler].into_iter().max_by_key(severity).unwrap_or_default();
+    Status {
+        state: [one.state, other.state].into_iter().max_by_key(|it| rank(*it)).unwrap_or_default(),
+        paused: one.paused.or(other.paused),
+        paused_by: one.paused_by.or(other.paused_by),
+        handler: Handler { opened, ..handler },
+        busy: one.busy + other.busy,
+        lanes: one.lanes + other.lanes,
+        held: one.held + other.held,
+        left: one.left + other.left,
+        counts: one.counts.and(&other.counts),
+        ..one
+    }
+}
+
+impl Summary {
+    pub(super) fn and(self, other: &Self) -> Self {
+        Self {
+            processed: self.processed + other.processed,
+            skipped: self.skipped + other.skipped,
+            retried: self.retried + other.retried,
+            dead: self.dead + other.dead,
+            released: self.released + other.released,
+        }
+    }
+}

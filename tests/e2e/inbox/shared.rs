@@ -1,0 +1,237 @@
+//! Several workers share the partitions of a consumer.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use lab::{Direction, Proxy};
+use serde_json::{Value, json};
+use support::{DEADLINE, TestEnv, until};
+
+use super::http::{configure, processed, wait_processed};
+use super::service::{Service, emit};
+use super::{Inbox, Worker};
+
+const LEASE: Duration = Duration::from_secs(3);
+const PARTITIONS: u32 = 8;
+const AGGREGATES: i64 = 40;
+
+async fn divided(mode: &str) -> Inbox {
+    let mut inbox = Inbox::new().await;
+    inbox.divide(PARTITIONS).await;
+    inbox.set("WORKER_MODE", mode);
+    inbox.set("WORKER_LANES", "16");
+    inbox.set("WORKER_BATCH", "8");
+    inbox.set("WORKER_LEASE_MS", "3000");
+    inbox.set("WORKER_ACK_WAIT_MS", "2000");
+    inbox.set("WORKER_MAX_ATTEMPTS", "1000");
+    inbox
+}
+
+/// Waits until each of so many workers has its share.
+async fn wait_shared(inbox: &Inbox, workers: u32) {
+    let each = PARTITIONS / workers;
+    let shares = format!(
+        "(SELECT FROM inbox_roles WHERE expires_at > now() AND state = 'active'
+          GROUP BY owner HAVING count(*) = {each}) AS t"
+    );
+    let what = format!("each of {workers} workers has {each} partitions");
+    until(DEADLINE, &what, async || inbox.count(&shares).await == i64::from(workers)).await;
+}
+
+/// Waits until others than this worker have all partitions; returns how long that took.
+async fn wait_without(inbox: &Inbox, worker: &Worker) -> Duration {
+    let (began, pid) = (Instant::now(), worker.pid());
+    let others = format!(
+        "inbox_roles WHERE expires_at > now() AND owner NOT LIKE '{pid}:%' AND owner <> ''"
+    );
+    until(DEADLINE, "others have all", async || {
+        inbox.count(&others).await == i64::from(PARTITIONS)
+    })
+    .await;
+    began.elapsed()
+}
+
+/// Publishes for as long as `work` takes, so that there is always something to do, and waits until
+/// all of it has had its effect. Returns how much that was.
+async fn under_load(inbox: &Inbox, work: impl Future<Output = ()>) -> i64 {
+    let (ends, published) = (Cell::new(false), Cell::new(0));
+    let load = async {
+        while !ends.get() {
+            let first = published.get();
+            let aggregate = |n: i64| format!("o-{}", n % AGGREGATES);
+            inbox.publish_as(aggregate, first..first + 200, &json!({ "sleep_ms": 5 })).await;
+            published.set(first + 200);
+            until(DEADLINE, "there is little left to do", async || {
+                ends.get() || inbox.count("effects").await > published.get() - 600
+            })
+            .await;
+        }
+    };
+    let work = async {
+        work.await;
+        ends.set(true);
+    };
+    tokio::join!(load, work);
+    let all = published.get();
+    until(DEADLINE, "all have had their effect", async || {
+        inbox.count("(SELECT DISTINCT event_id FROM effects) AS t").await == all
+    })
+    .await;
+    all
+}
+
+/// Who joins gets its share, and who leaves gives its own to the others, without waiting for leases.
+// proves: G-EFFECT-3
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_join_and_leave_move_partitions_and_no_event_is_lost_or_out_of_order() {
+    let inbox = divided("transactional").await;
+    let first = inbox.worker();
+    wait_shared(&inbox, 1).await;
+    let second = Cell::new(None);
+    let all = under_load(&inbox, async {
+        second.set(Some(inbox.worker()));
+        wait_shared(&inbox, 2).await;
+        let (third, fourth) = (inbox.worker(), inbox.worker());
+        wait_shared(&inbox, 4).await;
+        first.sigterm();
+        let took = wait_without(&inbox, &first).await;
+        assert!(took < LEASE, "given to others after {took:?}");
+        third.stop().await;
+        wait_shared(&inbox, 2).await;
+        fourth.stop().await;
+        wait_shared(&inbox, 1).await;
+    })
+    .await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(all).await;
+    second.take().expect("it runs").stop().await;
+    assert_eq!(inbox.count("inbox_workers").await, 0, "all have left");
+}
+
+mod long {
+    use super::*;
+
+    /// Under load, one after the other: killed, stopped for two leases, cut off from one server or
+    /// the other, with new ones for those that are gone.
+    // proves: G-EFFECT-3, G-EFFECT-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn whatever_becomes_of_workers_each_aggregate_stays_in_order_and_others_take_over() {
+        for mode in ["transactional", "leased"] {
+            let mut inbox = divided(mode).await;
+            let direct = inbox.env.postgres.url("postgres");
+            let postgres = ([127, 0, 0, 1], inbox.env.postgres.port()).into();
+            let mut postgres = Proxy::start(postgres).await.expect("start a proxy");
+            let nats = ([127, 0, 0, 1], inbox.env.nats.port()).into();
+            let mut nats = Proxy::start(nats).await.expect("start a proxy");
+            let two = [inbox.worker(), inbox.worker()];
+            inbox.set("NATS_URL", &format!("nats://{}", nats.addr()));
+            let without_broker = inbox.worker();
+            inbox.set("NATS_URL", &inbox.env.nats.url());
+            inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", postgres.addr()));
+            let without_database = inbox.worker();
+            inbox.set("DATABASE_URL", &direct);
+            wait_shared(&inbox, 4).await;
+            let [killed, stopped] = two;
+            let inbox = &inbox;
+            let all = under_load(inbox, async {
+                let taken = async |from: &Worker, what: &str| {
+                    let took = wait_without(inbox, from).await;
+                    assert!(took < 2 * LEASE, "{mode}, {what}: taken after {took:?}");
+                    let before = inbox.count("effects").await;
+                    inbox.wait_count("effects", before + 100).await;
+                };
+                for _ in 0..2 {
+                    nats.cut().await;
+                    taken(&without_broker, "without the broker").await;
+                    nats.restore().await.expect("mend the network");
+                    wait_shared(inbox, 4).await;
+                    postgres.blackhole(Direction::Both);
+                    taken(&without_database, "without the database").await;
+                    postgres.restore().await.expect("mend the network");
+                    wait_shared(inbox, 4).await;
+                    stopped.pause();
+                    taken(&stopped, "stopped").await;
+                    stopped.resume();
+                    wait_shared(inbox, 4).await;
+                }
+                killed.kill9().await;
+                taken(&killed, "killed").await;
+            })
+            .await;
+            inbox.wait_acked().await;
+            if mode == "transactional" {
+                inbox.assert_exact(all).await;
+            }
+            // Nobody is idle at the end.
+            let _fourth = inbox.worker();
+            wait_shared(inbox, 4).await;
+        }
+    }
+}
+
+/// What operators see and do is about the consumer.
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_have_one_consumer_whoever_handles_it() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
+    env.set("TAILPOST_RELAY__PARTITIONS", "4");
+    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
+    env.set("TAILPOST_INBOX__PARTITIONS", "4");
+    let _file = configure(&mut env);
+    env.setup().await;
+    let (made, _) = env.ends_with(0, &["inbox", "setup"]).await;
+    assert!(made.contains("billing"), "{made}");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let args = service.args();
+    let run = || env.spawn(&args.each_ref().map(String::as_str));
+    let (one, two) = (run(), run());
+    let shared = "SELECT count(DISTINCT owner) FROM inbox_roles WHERE state = 'active'";
+    until(DEADLINE, "both have some", async || env.query::<i64>(shared).await == 2).await;
+
+    service.answer_to("sick", 422);
+    let sick = emit(&env, "sick", "{}").await;
+    env.insert(40).await;
+    wait_processed(&env, 40).await;
+    let wait = ["wait", "--all", "--processed-by", "billing", "--timeout", "1m"];
+    let letters = "SELECT count(*) FROM inbox_dead_letter WHERE consumer = 'billing'";
+    until(DEADLINE, "the sick one is a letter", async || env.query::<i64>(letters).await == 1)
+        .await;
+    env.ends_with(0, &wait).await;
+    let (told, _) = env.ends_with(0, &["status", "--json"]).await;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let consumers = told["consumers"].as_array().expect("a list");
+    assert_eq!(consumers.len(), 1, "{told}");
+    assert_eq!((&consumers[0]["name"], &consumers[0]["pending"]), (&json!("billing"), &json!(0)));
+    let owner = consumers[0]["worker"]["owner"].as_str().expect("workers");
+    assert!(owner.contains(", "), "both workers: {owner}");
+    let (checks, _) = env.ends_with(0, &["doctor", "--only", "inbox"]).await;
+    assert_eq!(checks.matches("a worker is at work").count().max(1), 1, "{checks}");
+    let sick = sick.to_string();
+    let (story, _) = env.ends_with(0, &["explain", &sick]).await;
+    assert!(story.contains("billing") && !story.contains("billing-"), "{story}");
+
+    service.answer_to("sick", 200);
+    let requeue = ["inbox", "dlq", "requeue", "--consumer", "billing", &sick, "--why", "a test"];
+    env.ends_with(0, &requeue).await;
+    wait_processed(&env, 41).await;
+    let rewind = ["inbox", "rewind", "--consumer", "billing", "--to-sequence", "1", "--again"];
+    let who = ["--execute", "--by", "ada", "--why", "a test", "--json"];
+    let (told, _) = env.ends_with(0, &[&rewind[..], &who].concat()).await;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    assert_eq!((&told["state"], &told["rewind"]["removed"]), (&json!("rewound"), &json!(41)));
+    until(DEADLINE, "all are handled again", async || service.calls().len() >= 83).await;
+    env.ends_with(0, &wait).await;
+    assert_eq!(processed(&env).await, 41);
+    drop((one, two));
+
+    env.set("TAILPOST_INBOX__PARTITIONS", "8");
+    for command in [&["inbox", "setup"][..], &["inbox", "run"]] {
+        let (_, log) = env.ends_with(78, command).await;
+        assert!(log.contains("inbox.billing.partitions = 8, and relay.partitions = 4"), "{log}");
+        assert!(log.contains("set inbox.billing.partitions = 4"), "{log}");
+    }
+    env.set("TAILPOST_RELAY__PARTITIONS", "8");
+    let (_, log) = env.ends_with(4, &["inbox", "setup"]).await;
+    assert!(log.contains("has 4: set inbox.billing.partitions = 4"), "{log}");
+}
