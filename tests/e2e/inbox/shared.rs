@@ -84,7 +84,9 @@ async fn under_load(inbox: &Inbox, work: impl Future<Output = ()>) -> i64 {
 // proves: G-EFFECT-3
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_join_and_leave_move_partitions_and_no_event_is_lost_or_out_of_order() {
-    let inbox = divided("transactional").await;
+    let mut inbox = divided("transactional").await;
+    // Longer than anything is waited for.
+    inbox.set("WORKER_LEASE_MS", "300000");
     let first = inbox.worker();
     wait_shared(&inbox, 1).await;
     let second = Cell::new(None);
@@ -94,8 +96,7 @@ async fn workers_that_join_and_leave_move_partitions_and_no_event_is_lost_or_out
         let (third, fourth) = (inbox.worker(), inbox.worker());
         wait_shared(&inbox, 4).await;
         first.sigterm();
-        let took = wait_without(&inbox, &first).await;
-        assert!(took < LEASE, "given to others after {took:?}");
+        wait_without(&inbox, &first).await;
         third.stop().await;
         wait_shared(&inbox, 2).await;
         fourth.stop().await;
