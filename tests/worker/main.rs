@@ -147,7 +147,7 @@ async fn main() -> Result<(), inbox::BoxError> {
         .max_attempts(setting("WORKER_MAX_ATTEMPTS", 5))
         .lease(Duration::from_millis(setting("WORKER_LEASE_MS", 30_000)))
         .ack_wait(Duration::from_millis(setting("WORKER_ACK_WAIT_MS", 30_000)))
-        .backoff(Backoff { first: backoff, max: backoff.max(Duration::from_secs(5)) });
+        .pauses(Backoff { first: backoff, max: backoff.max(Duration::from_secs(5)) });
     let builder = match setting("WORKER_DECISIONS_DAYS", 0) {
         0 => builder,
         days => builder

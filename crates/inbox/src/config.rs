@@ -5,7 +5,7 @@ use outbox::quote;
 use outbox::spans::SpanSink;
 
 use crate::Error;
-use crate::engine::{Backoff, Rate};
+use crate::engine::{Pauses, Rate};
 
 /// What an inbox needs to know, beside its connections.
 #[derive(Debug, Clone)]
@@ -33,7 +33,9 @@ pub struct Config {
     /// After how long the broker delivers an event again.
     pub ack_wait: Duration,
     /// How long to wait between attempts.
-    pub backoff: Backoff,
+    pub pauses: Pauses,
+    /// How long after its first attempt an event that fails becomes a dead letter.
+    pub give_up_after: Option<Duration>,
     /// How many events are begun in a time.
     pub rate: Option<Rate>,
     /// The schema that holds the tables of the inbox.
@@ -62,7 +64,8 @@ impl Config {
             lease: Duration::from_secs(30),
             max_attempts: 5,
             ack_wait: Duration::from_secs(30),
-            backoff: crate::engine::backoff::EVENT,
+            pauses: crate::engine::backoff::EVENT.into(),
+            give_up_after: None,
             rate: None,
             schema: "public".to_owned(),
             retention: None,
@@ -151,9 +154,6 @@ impl Config {
         }
         if self.lease < Duration::from_secs(1) || self.ack_wait < Duration::from_secs(1) {
             return bad("lease and ack_wait are at least 1s");
-        }
-        if self.backoff.first > self.backoff.max {
-            return bad("the first backoff is longer than the longest");
         }
         let names_partition = |it: &String| it.contains(PARTITION);
         let all_do = self.filter_subjects.iter().all(names_partition);

@@ -24,7 +24,7 @@ mod share;
 #[cfg(test)]
 pub(crate) mod simulation;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, Pauses};
 pub(crate) use breaker::{Trouble, TroubleKind};
 pub(crate) use capacity::{Full, LEFT_MAX};
 pub(crate) use consumer_effect::{Effect, Notice, Pause};
@@ -36,7 +36,7 @@ pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};
 pub use rate::{Rate, RateError};
 pub(crate) use redrive_schedule::{Due, RedriveSchedule, Task};
 pub(crate) use report::Report;
-pub(crate) use retry::{Begin, Decision, begin, decide};
+pub(crate) use retry::{Begin, Decision, Patience, begin, decide};
 #[cfg(test)]
 pub(crate) use role_lease::RoleLease;
 pub(crate) use role_lease::{Former, Found, Role, Step, Term};

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::connection::{BoxError, Connect, ConnectNats, Connection};
-use crate::engine::{Backoff, Rate};
+use crate::engine::{Pauses, Rate};
 use crate::nats::durable_consumer;
 use crate::worker::leased::{self, UnderLeases};
 use crate::worker::transactional::InTransactions;
@@ -212,8 +212,12 @@ settings! {
     max_attempts: u32,
     /// After how long without a sign of life the broker delivers an event again: 30 s.
     ack_wait: Duration,
-    /// How long to wait between attempts.
-    backoff: Backoff,
+    /// How long to wait between attempts, at most: [`Pauses`], or a [`Backoff`](crate::Backoff) for
+    /// pauses that double. From 1 s to 5 min, unless this is set.
+    pauses: impl Into<Pauses> => Into::into,
+    /// How long after its first attempt an event that fails becomes a dead letter, whatever the
+    /// number of attempts, and also while what the handler needs is away: never, if this is not set.
+    give_up_after: Duration => Some,
     /// How many events are begun in a time: as many as can be, if this is not set.
     rate: Rate => Some,
     /// For how long the records of events are kept: for ever, if this is not set. An older event is

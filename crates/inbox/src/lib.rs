@@ -59,7 +59,7 @@ mod worker;
 
 pub use connection::{BoxError, Connection};
 pub use controls::{Control, OperatorPause};
-pub use engine::{Backoff, Rate, RateError};
+pub use engine::{Backoff, Pauses, Rate, RateError};
 pub use error::Error;
 pub use handler::{Delivery, LeasedHandler, TransactionalHandler, Verdict};
 pub use inbox::{Builder, Inbox, Leased, Transactional};

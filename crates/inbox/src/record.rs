@@ -21,7 +21,8 @@ pub struct Key {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ClaimReply {
     /// It is ours; this attempt, and all that did not end, are counted.
-    Claimed { attempts: u32, unfinished: u32 },
+    /// The first attempt began so long ago, since the event was requeued if it was.
+    Claimed { attempts: u32, unfinished: u32, age: Duration },
     /// It has had its effect, or is a dead letter, or was rejected: nothing is left to do.
     Resolved,
     /// Somebody else has it, for so long at most.
@@ -41,6 +42,8 @@ pub(crate) enum ClaimReply {
 pub(crate) enum Cause {
     Dead,
     MaxAttempts,
+    /// It failed for longer than events are tried.
+    Expired,
     Crashes,
     Unreadable,
     Forgotten,
@@ -55,6 +58,7 @@ impl Cause {
         match self {
             Self::Dead => "dead",
             Self::MaxAttempts => "max_attempts",
+            Self::Expired => "expired",
             Self::Crashes => "crashes",
             Self::Unreadable => "unreadable",
             Self::Forgotten => "forgotten",

@@ -91,11 +91,13 @@ pub struct LeaseCounts {
 
 counts! {
 /// Dead letters by why.
-DeadLetterCounts, by_reason -> 7, {
+DeadLetterCounts, by_reason -> 8, {
     /// The handler said so.
     dead,
     /// The last attempt failed.
     max_attempts,
+    /// The event failed for longer than events are tried.
+    expired,
     /// Attempts began and did not end.
     crashes,
     /// The message is no event.

@@ -11,7 +11,7 @@ use crate::status::{Claims, DeadLetterCounts, LeaseCounts};
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     claims: [AtomicU64; 8],
-    dead_letters: [AtomicU64; 7],
+    dead_letters: [AtomicU64; 8],
     renewed: AtomicU64,
     lost: AtomicU64,
     markers: AtomicU64,
@@ -97,8 +97,8 @@ mod tests {
         let tally = Tally::default();
         let remaining = Duration::ZERO;
         for (times, reply) in [
-            (1, ClaimReply::Claimed { attempts: 1, unfinished: 1 }),
-            (2, ClaimReply::Claimed { attempts: 2, unfinished: 2 }),
+            (1, ClaimReply::Claimed { attempts: 1, unfinished: 1, age: Duration::ZERO }),
+            (2, ClaimReply::Claimed { attempts: 2, unfinished: 2, age: Duration::ZERO }),
             (3, ClaimReply::Leased { remaining }),
             (4, ClaimReply::Resolved),
             (5, ClaimReply::Early { remaining }),
@@ -120,6 +120,7 @@ mod tests {
         let causes = [
             Cause::Dead,
             Cause::MaxAttempts,
+            Cause::Expired,
             Cause::Crashes,
             Cause::Unreadable,
             Cause::Forgotten,

@@ -340,7 +340,7 @@ impl<W: Work> Worker<W> {
             held_max: config.held_max(),
             unacked_max: source.unacked_max(),
             ack_wait: source.ack_wait(),
-            backoff: config.backoff,
+            backoff: config.pauses.of_consumer(),
             rate: config.rate,
             counts,
         };

@@ -2,9 +2,11 @@
 
 use crate::config::variable;
 
+const BACKOFF: &str = "inbox.backoff lists the pauses: [\"5s\", \"10s\", \"20s\"]; the last one is that of all further ones";
+
 /// The path of a setting, the value that is gone if it is not the setting itself, and what takes its
 /// place.
-const SETTINGS: [(&str, Option<&str>, &str); 4] = [
+const SETTINGS: [(&str, Option<&str>, &str); 6] = [
     ("relay.dedup", None, "leave it out; messages have no Nats-Msg-Id with relay.mark = \"lean\""),
     (
         "relay.mark",
@@ -18,6 +20,8 @@ const SETTINGS: [(&str, Option<&str>, &str); 4] = [
          makes a lost slot anew and takes the gap from the table",
     ),
     ("inbox.layout", None, "leave it out; the inbox's tables are always partitioned"),
+    ("inbox.backoff_first", None, BACKOFF),
+    ("inbox.backoff_max", None, BACKOFF),
 ];
 
 /// What takes the place of a setting, or of this value of it, if it is gone.
@@ -60,6 +64,12 @@ mod tests {
                 "TAILPOST_RELAY__ON_WAL_LIMIT",
                 "drop_slot_and_scan",
                 "max_slot_wal_keep_size",
+            ),
+            (
+                "[inbox.a]\nbackoff_first = '1s'",
+                "TAILPOST_INBOX__BACKOFF_MAX",
+                "5m",
+                "lists the pauses",
             ),
             ("[inbox]\nlayout = 'plain'", "TAILPOST_INBOX__LAYOUT", "plain", "always partitioned"),
             ("[inbox.a]\nlayout = 'plain'", "TAILPOST_INBOX__LAYOUT", "partitioned", "partitioned"),

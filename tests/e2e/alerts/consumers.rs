@@ -46,8 +46,7 @@ pub(super) const WRITES: &[&str] = &[
 /// Servers for a consumer that tries again soon, and for ever.
 async fn hasty() -> TestEnv {
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "50ms");
-    env.set("TAILPOST_INBOX__BACKOFF_MAX", "200ms");
+    env.set("TAILPOST_INBOX__BACKOFF", "50ms,100ms,200ms");
     env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1000000");
     env.set("TAILPOST_INBOX__LEASE", "3s");
     env.set("TAILPOST_INBOX__TIMEOUT", "2s");

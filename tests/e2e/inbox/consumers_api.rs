@@ -104,8 +104,7 @@ async fn a_paused_consumer_begins_nothing_also_after_a_restart_until_it_is_resum
 #[tokio::test(flavor = "multi_thread")]
 async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     let mut scene = Scene::new().await;
-    scene.env.set("TAILPOST_INBOX__BACKOFF_FIRST", "30m");
-    scene.env.set("TAILPOST_INBOX__BACKOFF_MAX", "60m");
+    scene.env.set("TAILPOST_INBOX__BACKOFF", "30m,60m");
     let _inbox = scene.inbox().await;
     scene.service.answer(503);
     for n in 0..4 {

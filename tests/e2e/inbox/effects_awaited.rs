@@ -15,7 +15,7 @@ async fn what_a_consumer_did_with_an_event_is_told_with_an_exit_code() {
     let mut env = set_up().await;
     let admin = Port::reserve().expect("a free port");
     env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "5m");
+    env.set("TAILPOST_INBOX__BACKOFF", "5m");
     let _relay = env.relay();
     let service = Service::start().await;
     service.answer_to("bad", 422);

@@ -23,7 +23,7 @@ use super::service::{Service, emit};
 /// Servers with an outbox and an inbox.
 pub(crate) async fn set_up() -> TestEnv {
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
+    env.set("TAILPOST_INBOX__BACKOFF", "200ms");
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
     env

@@ -53,7 +53,7 @@ async fn a_service_that_fails_whatever_it_is_sent_makes_no_dead_letters() {
     let mut env = set_up().await;
     // Fewer than an outage has, and long enough apart that five others fail meanwhile on any machine.
     env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "4");
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "500ms");
+    env.set("TAILPOST_INBOX__BACKOFF", "500ms");
     let _relay = env.relay();
     let service = Service::start().await;
     service.answer(500);
@@ -97,6 +97,74 @@ async fn an_event_that_brings_the_service_down_becomes_a_dead_letter() {
     assert_eq!(blamed, 1, "only the sick event's attempts count");
     // Each attempt that counts, and whatever it was probed with: more the seldomer others come.
     assert!((4..=20).contains(&service.calls_of(sick)), "{} calls", service.calls_of(sick));
+}
+
+/// How many attempts the dead letter had, and how long after the first of them it became one.
+async fn given_up(env: &TestEnv, since: &str) -> (i32, f64) {
+    let letter = "inbox_dead_letter d JOIN inbox_messages m USING (consumer, message_id)
+        WHERE d.cause = 'expired' AND m.status = 'DEAD'";
+    let expired = format!("SELECT count(*) FROM {letter}");
+    until(DEADLINE, "the event is given up", async || env.query::<i64>(&expired).await == 1).await;
+    let took = format!("SELECT extract(epoch FROM d.dead_at - m.{since})::float8 FROM {letter}");
+    (env.query(&format!("SELECT d.attempts FROM {letter}")).await, env.query(&took).await)
+}
+
+/// What is requeued is tried for as long once more.
+// proves: G-EFFECT-5
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_fails_for_too_long_becomes_a_dead_letter() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1000000");
+    env.set("TAILPOST_INBOX__BACKOFF", "100ms,1h");
+    env.set("TAILPOST_INBOX__GIVE_UP_AFTER", "2s");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    service.answer_to("sick", 500);
+    let (_network, _inbox, _admin) = run(&mut env, &service).await;
+    let sick = emit(&env, "sick", "{}").await;
+    let (attempts, took) = given_up(&env, "received_at").await;
+    // A pause of up to an hour ends when the time does, with the last attempt.
+    assert!((2..=4).contains(&attempts) && took >= 2.0, "{attempts} attempts, {took} s");
+
+    let requeue =
+        ["inbox", "dlq", "requeue", &sick.to_string(), "--why", "again"].map(str::to_owned);
+    let requeue: Vec<&str> = requeue.iter().map(String::as_str).collect();
+    env.ends_with(0, &requeue).await;
+    let tried = "SELECT count(*) FROM inbox_messages WHERE status <> 'DEAD' AND attempts > 0";
+    until(DEADLINE, "it is tried again", async || env.query::<i64>(tried).await == 1).await;
+    let (attempts, took) = given_up(&env, "requeued_at").await;
+    assert!((2..=4).contains(&attempts) && took >= 2.0, "{attempts} attempts, {took} s");
+
+    service.answer_to("sick", 204);
+    env.ends_with(0, &requeue).await;
+    emit(&env, "well", "{}").await;
+    wait_processed(&env, 2).await;
+}
+
+/// What was never tried is not given up, and the service stays paused.
+// proves: G-EFFECT-5
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_meets_an_outage_for_too_long_becomes_a_dead_letter() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__CONCURRENCY", "1");
+    env.set("TAILPOST_INBOX__BACKOFF", "300ms");
+    env.set("TAILPOST_INBOX__GIVE_UP_AFTER", "2s");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    service.answer(503);
+    let (_network, _inbox, admin) = run(&mut env, &service).await;
+    emit(&env, "sick", "{}").await;
+    let (attempts, took) = given_up(&env, "received_at").await;
+    assert!(attempts == 1 && took >= 2.0, "{attempts} attempts, {took} s: an outage counts none");
+    let reason = "SELECT count(*) FROM inbox_dead_letter WHERE reason LIKE '503%'";
+    assert_eq!(env.query::<i64>(reason).await, 1);
+    emit(&env, "late", "{}").await;
+    emit(&env, "later", "{}").await;
+    wait_readyz(&admin, &["HTTP/1.1 503", "\"breaker\":\"open\""]).await;
+    service.answer(204);
+    wait_processed(&env, 2).await;
+    let dead: i64 = env.query("SELECT count(*) FROM inbox_dead_letter").await;
+    assert_eq!(dead, 1, "nothing that came later is given up");
 }
 
 /// Between the first and the last call there is the time that the rate asks for.

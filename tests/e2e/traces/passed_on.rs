@@ -43,7 +43,7 @@ async fn dead_letters(env: &TestEnv, table: &str) -> i64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_traceparent_goes_from_the_row_to_the_handler_whichever_way_the_event_takes() {
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
+    env.set("TAILPOST_INBOX__BACKOFF", "200ms");
     env.set("TAILPOST_RELAY__WAL_MESSAGES", "true");
     let port = Port::reserve().expect("a free port");
     env.set("TAILPOST_ADMIN__LISTEN", &port.addr().to_string());

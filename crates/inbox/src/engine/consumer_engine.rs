@@ -302,7 +302,9 @@ impl ConsumerEngine {
         self.count(&outcome);
         let reply = self.lanes.ended(id, ending, now);
         match outcome {
-            Outcome::Trouble(trouble) => self.failed(id, trouble, (now, time), chance),
+            Outcome::Trouble(trouble) | Outcome::Expired(trouble) => {
+                self.failed(id, trouble, (now, time), chance);
+            }
             Outcome::Processed
             | Outcome::Skipped
             | Outcome::Retried
@@ -316,26 +318,6 @@ impl ConsumerEngine {
             self.breaker.forget(id);
         }
         self.effects.extend(reply.map(Effect::Acknowledge));
-    }
-
-    fn count(&mut self, outcome: &Outcome) {
-        match outcome {
-            Outcome::Processed => self.counts.processed += 1,
-            Outcome::Skipped => self.counts.skipped += 1,
-            Outcome::Retried => self.counts.retried += 1,
-            Outcome::Dead => self.counts.dead += 1,
-            Outcome::Trouble(_) | Outcome::Undone => {}
-        }
-        match outcome {
-            Outcome::Processed | Outcome::Retried => {
-                self.batch = (self.batch + 1).min(self.start.batch);
-            }
-            // One that fails undoes its whole batch: with many of them, smaller ones are better.
-            Outcome::Undone if self.start.shares => {
-                self.batch = (self.batch - self.batch / 8).max(1);
-            }
-            Outcome::Skipped | Outcome::Dead | Outcome::Trouble(_) | Outcome::Undone => {}
-        }
     }
 
     fn failed(

@@ -25,6 +25,8 @@ pub(crate) enum Outcome {
     Dead,
     /// The handler could not work, whatever the event; the attempt was given back.
     Trouble(Trouble),
+    /// The same, but for so long that the event is a dead letter.
+    Expired(Trouble),
     /// Nothing has happened; it is begun again, or waits for somebody else.
     Undone,
 }
@@ -43,6 +45,11 @@ impl Report {
     /// The event is a dead letter that no handler asked for.
     pub(crate) fn dead(item: &Item) -> Self {
         Self::resolved(item, Outcome::Dead)
+    }
+
+    /// The event is a dead letter, since what the handler needs was away for too long.
+    pub(crate) fn expired(item: &Item, trouble: Trouble) -> Self {
+        Self::resolved(item, Outcome::Expired(trouble))
     }
 
     fn resolved(item: &Item, outcome: Outcome) -> Self {

@@ -217,7 +217,9 @@ impl Statements {
             (_, Some(_)) => &self.park_claimed,
             (Cause::Crashes, None) => &self.park_crashed,
             (Cause::Forgotten, None) => &self.park_forgotten,
-            (Cause::Dead | Cause::MaxAttempts | Cause::Unreadable, None) => &self.park_new,
+            (Cause::Dead | Cause::MaxAttempts | Cause::Expired | Cause::Unreadable, None) => {
+                &self.park_new
+            }
             (Cause::Unrecordable | Cause::Gone, None) => &self.park_anyhow,
         };
         // What cannot be refused: plain ASCII, and the rest as bytes.
@@ -274,9 +276,12 @@ fn tokens_of<'a>(claims: impl Iterator<Item = &'a Claim>) -> Tokens {
 
 fn claim_of(row: &tokio_postgres::Row) -> ClaimReply {
     let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
-    let remaining = || Duration::try_from_secs_f64(row.get(3)).unwrap_or_default();
+    let duration = |index: usize| Duration::try_from_secs_f64(row.get(index)).unwrap_or_default();
+    let remaining = || duration(3);
     match row.get(0) {
-        "claimed" => ClaimReply::Claimed { attempts: count(1), unfinished: count(2) },
+        "claimed" => {
+            ClaimReply::Claimed { attempts: count(1), unfinished: count(2), age: duration(4) }
+        }
         "resolved" => ClaimReply::Resolved,
         "leased" => ClaimReply::Leased { remaining: remaining() },
         "early" => ClaimReply::Early { remaining: remaining() },

@@ -77,7 +77,7 @@ impl<H: LeasedHandler> UnderLeases<H> {
             let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
             let verdict = verdict_of(self.handler.handle(delivery)).await;
             attempt.end(&verdict);
-            Some(context.decide(verdict, claimed.attempts))
+            Some(context.decide(verdict, claimed.tried()))
         };
         let ended = tokio::select! {
             biased;

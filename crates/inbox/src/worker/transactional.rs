@@ -130,11 +130,12 @@ impl<H: TransactionalHandler> InTransactions<H> {
             }
             attempt.end(&verdict);
             answered(HANDLING, transaction.rollback()).await?;
-            return Ok(match context.decide(verdict, 1) {
+            return Ok(match context.decide(verdict, (1, Duration::ZERO)) {
                 Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
-                Decision::Complete { .. } | Decision::Fail { .. } | Decision::Park { .. } => {
-                    Shared::Undone(vec![item.id()])
-                }
+                Decision::Complete { .. }
+                | Decision::Fail { .. }
+                | Decision::Park { .. }
+                | Decision::Expire(_) => Shared::Undone(vec![item.id()]),
             });
         }
         if notes.is_empty() {

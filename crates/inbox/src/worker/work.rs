@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::attempt::Attempt;
 use crate::config::Config;
-use crate::engine::{Begin, Decision, Item, Path, Report, Term, begin, decide};
+use crate::engine::{Begin, Decision, Item, Path, Patience, Report, Term, begin, decide};
 use crate::message::{Message, MessageId, Whence};
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
@@ -87,6 +87,15 @@ pub(crate) struct Claimed {
     /// Before it was claimed, by our clock.
     pub(crate) since: Instant,
     pub(crate) attempts: u32,
+    /// How long ago the first of them began, then.
+    pub(crate) age: Duration,
+}
+
+impl Claimed {
+    /// How many attempts were started, and how long ago the first was.
+    pub(crate) fn tried(&self) -> (u32, Duration) {
+        (self.attempts, self.age + self.since.elapsed())
+    }
 }
 
 /// A claim that ends, and what is decided about the event.
@@ -193,9 +202,11 @@ impl Context {
             let claim = Claim { key: item.message.key, token };
             match (self.begin(store, &item, (claim, reply)).await?, &item.at_fault) {
                 (Err(report), _) => done.push(report),
-                (Ok(attempts), None) => ours.push((item, Claimed { claim, since, attempts })),
-                (Ok(attempts), Some(reason)) => {
-                    let claimed = Claimed { claim, since, attempts };
+                (Ok((attempts, age)), None) => {
+                    ours.push((item, Claimed { claim, since, attempts, age }));
+                }
+                (Ok((attempts, age)), Some(reason)) => {
+                    let claimed = Claimed { claim, since, attempts, age };
                     let verdict = Verdict::retry(reason);
                     done.push(self.write_failure(store, &item, &claimed, verdict).await?);
                 }
@@ -204,13 +215,13 @@ impl Context {
         Ok((ours, done))
     }
 
-    /// Which attempt begins, or what becomes of the event without one.
+    /// Which attempt begins, and how long ago the first did, or what becomes of the event without one.
     async fn begin(
         &self,
         store: &Store,
         item: &Item,
         (claim, reply): (Claim, ClaimReply),
-    ) -> Result<Result<u32, Report>, Error> {
+    ) -> Result<Result<(u32, Duration), Report>, Error> {
         self.tally.claimed(&reply);
         if let ClaimReply::Leased { remaining } = reply {
             info!(
@@ -224,7 +235,7 @@ impl Context {
             );
         }
         Ok(match begin(item, reply, rand::random()) {
-            Begin::Handle { attempts } => Ok(attempts),
+            Begin::Handle { attempts, age } => Ok((attempts, age)),
             Begin::Alone => {
                 self.end(store, &[(item, claim, None)]).await?;
                 Err(Report::undone(item, Path::Alone))
@@ -314,9 +325,11 @@ impl Context {
         Ok(parked)
     }
 
-    pub(crate) fn decide(&self, verdict: Verdict, attempts: u32) -> Decision {
-        let Config { max_attempts, backoff, .. } = *self.config;
-        decide(verdict, attempts, max_attempts, backoff, rand::random())
+    /// `tried` is how many attempts were started, and how long ago the first was.
+    pub(crate) fn decide(&self, verdict: Verdict, tried: (u32, Duration)) -> Decision {
+        let Config { max_attempts, ref pauses, give_up_after, .. } = *self.config;
+        let patience = Patience { max_attempts, pauses, give_up_after };
+        decide(verdict, tried, patience, rand::random())
     }
 
     /// Writes down a verdict that is not `Processed`.
@@ -327,7 +340,7 @@ impl Context {
         claimed: &Claimed,
         verdict: Verdict,
     ) -> Result<Report, Error> {
-        let decision = self.decide(verdict, claimed.attempts);
+        let decision = self.decide(verdict, claimed.tried());
         let mut reports = self.end(store, &[(item, claimed.claim, Some(&decision))]).await?;
         Ok(reports.remove(0))
     }
@@ -347,7 +360,7 @@ impl Context {
                 }
                 Some(Decision::Fail { reason, delay }) => End::Failed { reason, delay: *delay },
                 Some(Decision::GiveBack(_)) | None => End::GivenBack,
-                Some(Decision::Park { .. }) => return None,
+                Some(Decision::Park { .. } | Decision::Expire(_)) => return None,
             };
             Some((claim, end))
         });
@@ -363,6 +376,13 @@ impl Context {
                 Some(Decision::Park { cause, reason }) => {
                     match self.park(store, &item.message, Some(claim), *cause, reason).await? {
                         true => Report { answered, ..Report::dead(item) },
+                        false => self.lost(item),
+                    }
+                }
+                Some(Decision::Expire(trouble)) => {
+                    let (message, reason) = (&item.message, &trouble.reason);
+                    match self.park(store, message, Some(claim), Cause::Expired, reason).await? {
+                        true => Report::expired(item, trouble.clone()),
                         false => self.lost(item),
                     }
                 }

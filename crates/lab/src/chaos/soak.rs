@@ -48,7 +48,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("TAILPOST_RELAY__ACK_TIMEOUT", "1s"),
     ("TAILPOST_INBOX__LEASE", "6s"),
     ("TAILPOST_INBOX__TIMEOUT", "3s"),
-    ("TAILPOST_INBOX__BACKOFF_FIRST", "1s"),
+    ("TAILPOST_INBOX__BACKOFF", "1s,2s,4s,8s,16s,32s,64s,128s,5m"),
 ];
 
 /// Servers, relays, and what was done to them.

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::time::Duration;
 
+use inbox::Pauses;
 use inbox::http::Headers;
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 use outbox::wire::CloudEvents;
@@ -239,6 +240,16 @@ form!(
     TlsMode(SslMode),
     "disable, prefer, require, verify-ca, or verify-full",
     |it| it.as_str()?.parse().ok()
+);
+
+form!(
+    /// How long an event waits after each attempt that failed.
+    PauseList(Pauses),
+    "pauses such as [\"5s\", \"1m\", \"30m\"], at least one",
+    |it| {
+        let pauses = it.as_array()?.iter().map(|it| parse_duration(it.as_str()?).ok());
+        Pauses::new(pauses.collect::<Option<_>>()?)
+    }
 );
 
 form!(

@@ -12,8 +12,8 @@ use relay::{MarkBy, Mode, OnPark};
 use serde::Deserialize;
 
 use super::forms::{
-    ApiAddress, AttributeTemplates, Command, Count, HandlerHeaders, OrOff, Parsed, Secret,
-    SigningSecret, Size, Time, TlsMode, Word,
+    ApiAddress, AttributeTemplates, Command, Count, HandlerHeaders, OrOff, Parsed, PauseList,
+    Secret, SigningSecret, Size, Time, TlsMode, Word,
 };
 
 #[derive(Clone, Deserialize)]
@@ -123,8 +123,8 @@ pub(crate) struct ConsumerSettings {
     pub(crate) lease: Time,
     pub(crate) ack_wait: Time,
     pub(crate) max_attempts: Count<1>,
-    pub(crate) backoff_first: Time,
-    pub(crate) backoff_max: Time,
+    pub(crate) backoff: PauseList,
+    pub(crate) give_up_after: OrOff<Time<1_000>>,
     pub(crate) rate: Option<Parsed<Rate>>,
     /// How long the handler may take to answer.
     pub(crate) timeout: Time,

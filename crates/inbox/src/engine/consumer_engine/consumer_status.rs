@@ -4,9 +4,34 @@ use std::time::Instant;
 
 use super::ConsumerEngine;
 use crate::engine::consumer_effect::Pause;
+use crate::engine::report::Outcome;
 use crate::{BreakerState, Handler, State, Status, Summary};
 
 impl ConsumerEngine {
+    pub(super) fn count(&mut self, outcome: &Outcome) {
+        match outcome {
+            Outcome::Processed => self.counts.processed += 1,
+            Outcome::Skipped => self.counts.skipped += 1,
+            Outcome::Retried => self.counts.retried += 1,
+            Outcome::Dead | Outcome::Expired(_) => self.counts.dead += 1,
+            Outcome::Trouble(_) | Outcome::Undone => {}
+        }
+        match outcome {
+            Outcome::Processed | Outcome::Retried => {
+                self.batch = (self.batch + 1).min(self.start.batch);
+            }
+            // One that fails undoes its whole batch: with many of them, smaller ones are better.
+            Outcome::Undone if self.start.shares => {
+                self.batch = (self.batch - self.batch / 8).max(1);
+            }
+            Outcome::Skipped
+            | Outcome::Dead
+            | Outcome::Trouble(_)
+            | Outcome::Expired(_)
+            | Outcome::Undone => {}
+        }
+    }
+
     /// How the consumer is; `paused` is [`Self::pause`] in words.
     pub(crate) fn status(&self, paused: Option<String>) -> Status {
         let state = match (self.is_stopping(), &paused) {

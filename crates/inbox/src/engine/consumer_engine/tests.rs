@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::engine::TroubleKind;
 use crate::engine::simulation::{delivered, message};
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -84,6 +85,40 @@ fn what_the_rate_keeps_is_begun_as_soon_as_it_may() {
     assert_eq!(engine.next_due(now), Some(next));
     assert_eq!(begun(&mut engine, next), 1);
     assert!(engine.next_due(next).is_some_and(|it| it > next + LEASE), "nothing is kept");
+}
+
+/// The event is a dead letter, and the service is away all the same.
+#[test]
+fn an_event_that_is_given_up_in_an_outage_does_not_end_the_pause() {
+    let now = Instant::now();
+    let mut engine = engine(term(1), now);
+    for seq in [1, 2, 3] {
+        engine.delivered(now, delivered(seq, 9, None, Path::Careful));
+    }
+    let role = Role::Active { term: term(1), until: now + LEASE };
+    engine.look(Surroundings { role, ..Surroundings::default() });
+    engine.turn(now);
+    let away = || Trouble { kind: TroubleKind::Away, reason: "503".into(), after: None };
+    let tell = |engine: &mut ConsumerEngine, seq, outcome| {
+        let ending = if let Outcome::Expired(_) = outcome {
+            Ending::Resolved
+        } else {
+            Ending::Again { after: Duration::ZERO, path: Path::Careful }
+        };
+        let id = message(seq, 9).id();
+        engine.reported(
+            now,
+            Timestamp::UNIX_EPOCH,
+            Report { id, ending, outcome, answered: false },
+            0.5,
+        );
+    };
+    tell(&mut engine, 1, Outcome::Trouble(away()));
+    tell(&mut engine, 2, Outcome::Trouble(away()));
+    tell(&mut engine, 3, Outcome::Expired(away()));
+    assert!(engine.breaker.pause().is_some());
+    assert!(engine.breaker.next_probe(now).is_some(), "nothing is tried at once");
+    assert_eq!(engine.counts.dead, 1);
 }
 
 /// A letter that is handled once more has its place before all of them, or in another stream.

@@ -230,7 +230,7 @@ impl World {
     ) -> Option<Report> {
         let id = id_of(item.id().seq);
         let attempts = match begin(item, reply, self.random.random()) {
-            Begin::Handle { attempts } => attempts,
+            Begin::Handle { attempts, .. } => attempts,
             Begin::Alone => {
                 self.records.release(id, token, self.now);
                 return Some(Report::undone(item, Path::Alone));

@@ -30,6 +30,8 @@ pub(super) struct Record {
     token: Option<Uuid>,
     expires_at: Instant,
     next_attempt_at: Instant,
+    /// The first attempt, since it was requeued if it was.
+    began_at: Instant,
     /// It was a dead letter once.
     pub(super) was_dead: bool,
     pub(super) has_letter: bool,
@@ -137,12 +139,13 @@ impl RecordModel {
                 token: Some(token),
                 expires_at,
                 next_attempt_at: now,
+                began_at: now,
                 was_dead: false,
                 has_letter: false,
                 requeued: 0,
             };
             self.rows.insert(id, new);
-            return ClaimReply::Claimed { attempts: 1, unfinished: 1 };
+            return ClaimReply::Claimed { attempts: 1, unfinished: 1, age: Duration::ZERO };
         };
         let is_free = match row.status {
             Status::Processed | Status::Dead => return ClaimReply::Resolved,
@@ -164,7 +167,8 @@ impl RecordModel {
         }
         (row.status, row.token, row.expires_at) = (Status::Processing, Some(token), expires_at);
         row.attempts += 1;
-        ClaimReply::Claimed { attempts: row.attempts, unfinished: unfinished + 1 }
+        let age = now - row.began_at;
+        ClaimReply::Claimed { attempts: row.attempts, unfinished: unfinished + 1, age }
     }
 
     /// In a transaction that is committed at once. False if there is a record.
@@ -180,6 +184,7 @@ impl RecordModel {
             token: None,
             expires_at: now,
             next_attempt_at: now,
+            began_at: now,
             was_dead: false,
             has_letter: false,
             requeued: 0,
@@ -236,7 +241,7 @@ impl RecordModel {
         let row = self.rows.get_mut(&id).expect("a letter's record");
         assert_eq!(row.status, Status::Dead);
         (row.status, row.attempts, row.finished) = (Status::Failed, 0, 0);
-        row.next_attempt_at = now;
+        (row.next_attempt_at, row.began_at) = (now, now);
         row.requeued += 1;
     }
 

@@ -26,7 +26,7 @@ impl Write {
         match self.decision {
             Some(Decision::Complete { .. }) => Statement::Complete,
             Some(Decision::Fail { .. }) => Statement::Fail,
-            Some(Decision::Park { .. }) => Statement::Park,
+            Some(Decision::Park { .. } | Decision::Expire(_)) => Statement::Park,
             Some(Decision::GiveBack(_)) | None => Statement::Release,
         }
     }
@@ -36,6 +36,7 @@ impl Write {
         match &self.decision {
             None => Report::undone(item, item.path),
             Some(Decision::GiveBack(trouble)) => Report::trouble(item, trouble.clone()),
+            Some(Decision::Expire(trouble)) => Report::expired(item, trouble.clone()),
             Some(_) if !self.is_ours => Report::undone(item, Path::Careful),
             Some(Decision::Complete { .. }) => Report::processed(item),
             Some(Decision::Fail { delay, .. }) => Report::retried(item, *delay),
@@ -117,7 +118,7 @@ impl World {
         write.is_ours = match &write.decision {
             Some(Decision::Complete { .. }) => self.records.complete(id, token),
             Some(Decision::Fail { delay, .. }) => self.records.fail(id, token, self.now + *delay),
-            Some(Decision::Park { .. }) => self.records.park(id, token),
+            Some(Decision::Park { .. } | Decision::Expire(_)) => self.records.park(id, token),
             Some(Decision::GiveBack(_)) | None => {
                 self.records.release(id, token, self.now);
                 true

@@ -1,13 +1,13 @@
 //! What handlers say, what is done about it, and the effects that they have.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use uuid::Uuid;
 
 use super::{AGGREGATES, ATTEMPTS_MAX, BACKOFF, Fate, Nature, World, id_of};
 use crate::Verdict;
-use crate::engine::{Decision, Item, Path, Report, decide};
+use crate::engine::{Decision, Item, Path, Patience, Pauses, Report, decide};
 use crate::record::Cause;
 
 impl World {
@@ -30,7 +30,11 @@ impl World {
 
     pub(super) fn decide(&mut self, verdict: Verdict, attempts: u32) -> Decision {
         let is_outage = matches!(verdict, Verdict::Outage { .. });
-        let decision = decide(verdict, attempts, ATTEMPTS_MAX, BACKOFF, self.random.random());
+        let pauses = Pauses::from(BACKOFF);
+        let patience =
+            Patience { max_attempts: ATTEMPTS_MAX, pauses: &pauses, give_up_after: None };
+        let tried = (attempts, Duration::ZERO);
+        let decision = decide(verdict, tried, patience, self.random.random());
         let is_given_back = matches!(decision, Decision::GiveBack(_));
         assert_eq!(is_outage, is_given_back, "an outage costs no attempt");
         let is_last = matches!(decision, Decision::Park { cause: Cause::MaxAttempts, .. });
@@ -55,6 +59,7 @@ impl World {
         let answered = item.at_fault.is_none();
         let (is_ours, report) = match decision {
             Decision::Complete { .. } => unreachable!("the verdict is a failure"),
+            Decision::Expire(_) => unreachable!("nothing is given up"),
             Decision::GiveBack(trouble) => {
                 self.records.release(id, token, now);
                 (true, Report::trouble(item, trouble))

@@ -132,7 +132,8 @@ WITH input AS (
     WHERE m.status IN ('PROCESSING', 'FAILED')
         AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
         AND m.attempts - m.finished_attempts < 3
-    RETURNING m.message_id, m.attempts, m.finished_attempts
+    RETURNING m.message_id, m.attempts, m.finished_attempts,
+        clock_timestamp() - coalesce(m.requeued_at, m.received_at) AS age
 )
 SELECT
     CASE
@@ -149,7 +150,8 @@ SELECT
     coalesce(claimed.attempts - claimed.finished_attempts,
         m.attempts - m.finished_attempts, 0),
     coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
-        ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8
+        ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8,
+    coalesce(extract(epoch FROM claimed.age), 0)::float8
 FROM input
 LEFT JOIN claimed USING (message_id)
 LEFT JOIN LATERAL ( -- looked up only where it was not claimed

@@ -141,8 +141,8 @@ impl Play {
             let unfinished = (record.attempts - record.finished).unsigned_abs();
             let attempts = record.attempts.unsigned_abs();
             let answer = match claim {
-                ClaimReply::Claimed { .. } => {
-                    assert_eq!(claim, ClaimReply::Claimed { attempts, unfinished });
+                ClaimReply::Claimed { age, .. } => {
+                    assert_eq!(claim, ClaimReply::Claimed { attempts, unfinished, age });
                     self.claims.push(Claim { key: message.key, token });
                     "claimed"
                 }

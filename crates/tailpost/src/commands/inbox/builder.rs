@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use inbox::{Backoff, Builder, Inbox};
+use inbox::{Builder, Inbox};
 
 use crate::config::Consumer;
 
@@ -21,10 +21,14 @@ pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
         .lease(it.lease.0)
         .ack_wait(it.ack_wait.0)
         .max_attempts(it.max_attempts.0)
-        .backoff(Backoff { first: it.backoff_first.0, max: it.backoff_max.0 });
+        .pauses(it.backoff.0.clone());
     let partitions = it.partitions.and_then(|it| NonZeroU32::new(it.0));
     let builder = match partitions {
         Some(partitions) => builder.partitions(partitions),
+        None => builder,
+    };
+    let builder = match it.give_up_after.0 {
+        Some(limit) => builder.give_up_after(limit.0),
         None => builder,
     };
     match &it.rate {

@@ -73,6 +73,9 @@ fn mistakes_are_refused_with_their_place() {
         ("[inbox.'a.b']\n", ":1: `a.b` cannot be a consumer's name", "letters, digits"),
         ("[inbox]\nconcurrency = 0\n", ":2: `inbox.concurrency` must be a whole number from 1", ""),
         ("[inbox.a]\nsecrets = ['hunter2']\n", ":2: `inbox.a.secrets` must be a list of", ""),
+        ("[inbox]\nbackoff = []\n", ":2: `inbox.backoff` must be pauses such as [\"5s\",", ""),
+        ("[inbox]\nbackoff = ['1s', 'x']\n", ":2: `inbox.backoff` must be pauses such as", ""),
+        ("[inbox]\ngive_up_after = '1ms'\n", ":2: `inbox.give_up_after` must be a duration", ""),
     ] {
         let (told, hinted) = refusal(toml, &[]);
         assert!(told.starts_with(error) && hinted.contains(hint), "{toml}: {told} {hinted}");
@@ -81,6 +84,19 @@ fn mistakes_are_refused_with_their_place() {
     let (told, hint) = refusal("[inbox.a]\n", &[("TAILPOST_INBOX__A__HANDLR", "x")]);
     assert!(told.contains("no setting has this variable"), "{told}");
     assert!(hint.contains("TAILPOST_INBOX__A__HANDLER"), "{hint}");
+}
+
+#[test]
+fn pauses_are_a_list_in_a_file_and_in_a_variable() {
+    let toml = "[inbox]\nbackoff = ['1s', '2h']\n[inbox.a]\n[inbox.b]\nbackoff = ['7s']\n";
+    let of =
+        |secs: &[u64]| inbox::Pauses::new(secs.iter().map(|it| Duration::from_secs(*it)).collect());
+    let pauses = |environment| {
+        consumers(toml, environment).into_iter().map(|it| Some(it.settings.backoff.0))
+    };
+    assert!(pauses(&[]).eq([of(&[1, 7_200]), of(&[7])]));
+    let variable = [("TAILPOST_INBOX__A__BACKOFF", "3s, 1m")];
+    assert!(pauses(&variable).eq([of(&[3, 60]), of(&[7])]));
 }
 
 #[test]
