@@ -72,9 +72,34 @@ impl Cause {
 /// delay; or it is as if it had never been made, and the attempt does not count.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum End<'a> {
-    Processed { outcome: Option<&'a str> },
-    Failed { reason: &'a str, delay: Duration },
-    GivenBack,
+    Processed {
+        outcome: Option<&'a str>,
+    },
+    /// The attempt took so long, if the handler was asked.
+    Failed {
+        reason: &'a str,
+        delay: Duration,
+        took: Option<Duration>,
+    },
+    /// What the handler needs was away, if that is why.
+    GivenBack {
+        failed: Option<Failed<'a>>,
+    },
+}
+
+/// An attempt that failed, and how long it took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failed<'a> {
+    pub(crate) reason: &'a str,
+    pub(crate) took: Duration,
+}
+
+impl Failed<'_> {
+    /// The status of the answer: the reason of an HTTP handler begins with it.
+    pub(crate) fn code(&self) -> Option<i16> {
+        let (status, _) = self.reason.split_once(' ')?;
+        status.parse().ok().filter(|it| status.len() == 3 && (100..1000).contains(it))
+    }
 }
 
 /// A claimed record, and the token that says so.

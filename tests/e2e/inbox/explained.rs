@@ -1,7 +1,7 @@
 //! What became of an event, from its row to its effect, also when the row is gone.
 
 use serde_json::Value;
-use support::TestEnv;
+use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
 
 use super::http::{set_up, wait_processed};
@@ -64,6 +64,52 @@ async fn an_event_is_explained_from_its_row_to_its_effect() {
 
     let (_, log) = env.ends_with(3, &["explain", &Uuid::now_v7().to_string()]).await;
     assert!(log.contains("nobody knows event"), "{log}");
+}
+
+/// Those of before a dead letter was requeued, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_that_failed_are_explained() {
+    let mut env = set_up().await;
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "3");
+    env.set("TAILPOST_INBOX__BACKOFF", "50ms");
+    let _relay = env.relay();
+    let service = Service::start().await;
+    service.answer_to("bad", 500);
+    let _inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    let good = emit(&env, "good", "{}").await;
+    let bad = emit(&env, "bad", "{}").await;
+    let dead = "SELECT count(*) FROM inbox_dead_letter";
+    until(DEADLINE, "it is a dead letter", async || env.query::<i64>(dead).await == 1).await;
+    service.answer_to("bad", 204);
+    let requeue = ["inbox", "dlq", "requeue", &bad.to_string()];
+    env.ends_with(0, &requeue).await;
+    wait_processed(&env, 2).await;
+
+    let (told, text) = explain(&env, bad).await;
+    let billing = &told["consumers"]["billing"];
+    assert_eq!(billing["record"]["status"], "PROCESSED", "{told}");
+    let failed = billing["failed_attempts"].as_array().expect("a list");
+    let numbers: Vec<_> = failed.iter().map(|it| it["attempt"].as_i64()).collect();
+    assert_eq!(numbers, [Some(1), Some(2), Some(3)], "{told}");
+    for it in failed {
+        assert_eq!(
+            (&it["code"], &it["reason"]),
+            (&500.into(), &"500 Internal Server Error".into())
+        );
+        assert!(it["took_ms"].is_u64() && it["failed_at"].is_string(), "{told}");
+        assert_eq!(it["worker"], billing["record"]["worker"], "{told}");
+    }
+    for n in 1..=3 {
+        let line = text.lines().find(|it| it.starts_with(&format!("  failed {n}")));
+        let line = line.unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            line.contains(" after ") && line.ends_with(": 500 Internal Server Error"),
+            "{text}"
+        );
+    }
+    let (told, _) = explain(&env, good).await;
+    let failed = &told["consumers"]["billing"]["failed_attempts"];
+    assert_eq!(failed, &Value::Array(vec![]), "{told}");
 }
 
 /// Without an inbox, and without a broker.

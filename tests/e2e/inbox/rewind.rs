@@ -133,7 +133,8 @@ async fn again_once_more_each(mode: &str, nats: NatsOptions, method: &str) {
 async fn of_an_aggregate_or_a_type_alone_effects_are_repeated_alone() {
     let (inbox, worker) = begun("transactional", NatsOptions::default()).await;
     inbox.publish_many(0, 200, &json!({})).await;
-    let paid = Event::new("order", "o-3", "OrderPaid", &json!({ "n": 200 })).expect("an event");
+    let paid = Event::new("order", "o-3", "OrderPaid", &json!({ "n": 200, "fail_before": 2 }));
+    let paid = paid.expect("an event");
     inbox.publish_to("outbox.order.OrderPaid", &paid).await;
     let dead = inbox.publish("o-3", json!({ "n": 201, "dead": true })).await;
     inbox.wait_count("inbox_dead_letter", 1).await;
@@ -175,9 +176,11 @@ async fn of_an_aggregate_or_a_type_alone_effects_are_repeated_alone() {
     assert_eq!(done["rewind"]["removed"], 20, "{done}");
     inbox.wait_count("effects", 201 + 21 + 1 + 20).await;
     inbox.wait_acked().await;
-    let paid = format!("effects WHERE event_id = '{}'", paid.id);
-    assert_eq!(inbox.count(&paid).await, 3);
+    let of_paid = format!("effects WHERE event_id = '{}'", paid.id);
+    assert_eq!(inbox.count(&of_paid).await, 3);
     assert_eq!(inbox.count("effects").await, 201 + 21 + 1 + 20);
+    let failed = format!("inbox_attempts WHERE message_id = '{}'", paid.id);
+    assert_eq!(inbox.count(&failed).await, 1, "those of before went with its record");
     let letter = format!("inbox_messages WHERE message_id = '{dead}' AND status = 'DEAD'");
     assert_eq!(inbox.count(&letter).await, 1, "a dead letter is not handled again");
     worker.stop().await;

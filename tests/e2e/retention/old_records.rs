@@ -30,6 +30,19 @@ fn letter(id: Uuid) -> String {
     )
 }
 
+/// Of each event an attempt that failed.
+const FAILED: &str =
+    "; INSERT INTO inbox_attempts (consumer, message_id, event_time, attempt, took_ms,
+        reason)
+    SELECT consumer, message_id, event_time, 1, 5, 'no' FROM inbox_messages";
+
+/// Attempts, and those of them that belong to a record.
+async fn attempts(env: &TestEnv) -> (i64, i64) {
+    let of_record = "SELECT count(*) FROM inbox_attempts JOIN inbox_messages
+        USING (consumer, message_id, event_time)";
+    (env.query("SELECT count(*) FROM inbox_attempts").await, env.query(of_record).await)
+}
+
 async fn statuses(env: &TestEnv) -> Vec<String> {
     env.query(
         "SELECT coalesce(array_agg(status || ' ' || current_date - event_time::date
@@ -82,6 +95,7 @@ async fn records_go_when_nothing_needs_them() {
                        message_id, event_time)
                    SELECT now() - interval '100 days', 'discard', 'ada', 'worker', message_id,
                        event_time FROM inbox_messages";
+        script += FAILED;
         script += "; INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again,
                        requested_by, removed_to, ended_at, outcome)
                    SELECT 'worker', 'OUTBOX', 1, 2, false, 'ada', 0, at,
@@ -107,6 +121,7 @@ async fn records_go_when_nothing_needs_them() {
         assert_eq!(env.query::<i64>("SELECT count(*) FROM inbox_rewinds").await, 2);
         let kept = ["DEAD 20", "REJECTED 15", "PROCESSED 1"];
         assert_eq!(statuses(env).await, kept);
+        assert_eq!(attempts(env).await, (3, 3));
         lock.commit().await.expect("let go of the record");
         told(&[]).await;
         assert_eq!(statuses(env).await, ["DEAD 20", "PROCESSED 1"]);

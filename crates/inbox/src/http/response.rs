@@ -107,6 +107,7 @@ mod tests {
     use hyper::{Response, StatusCode};
 
     use super::*;
+    use crate::record::Failed;
 
     fn answer(status: u16, headers: &[(HeaderName, &str)]) -> Parts {
         let mut response = Response::new(());
@@ -208,6 +209,8 @@ mod tests {
             panic!("422 is dead");
         };
         assert_eq!(reason, "422 Unprocessable Entity: no customer …");
+        let failed = Failed { reason: &reason, took: Duration::ZERO };
+        assert_eq!(failed.code(), Some(422));
         let parts = answer(308, &[(LOCATION, "https://b.example/orders")]);
         let Verdict::Misconfigured { reason } = read(&parts, b"", payload) else {
             panic!("308 is a misconfiguration");

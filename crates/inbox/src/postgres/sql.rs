@@ -1,6 +1,7 @@
 //! The statements on the inbox's tables: one file a verb, one function a statement. A schema's name
 //! is quoted.
 
+pub(crate) mod attempts;
 pub(crate) mod claim;
 pub(crate) mod complete;
 pub(crate) mod control;

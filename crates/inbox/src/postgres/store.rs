@@ -25,7 +25,7 @@ use crate::connection::Connection;
 use crate::message::Message;
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
-use crate::record::{Cause, Claim, ClaimReply, End, Key};
+use crate::record::{Cause, Claim, ClaimReply, End, Failed, Key};
 
 #[cfg(test)]
 mod tests;
@@ -47,11 +47,14 @@ pub(crate) struct Store {
 #[derive(Clone)]
 pub(crate) struct Statements {
     scope: Scope,
+    /// Whether the database's encoding has every character.
+    takes_any_text: bool,
     record: Statement,
     note: Statement,
     claim: Statement,
     renew: Statement,
     end: Statement,
+    end_failed: Statement,
     park_claimed: Statement,
     park_crashed: Statement,
     park_new: Statement,
@@ -72,8 +75,10 @@ impl Store {
             client.batch_execute(sql).await?;
         }
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
-        let pid = client.query_one("SELECT pg_backend_pid()", &[]).await?.get(0);
-        let sql = Statements::prepare(client, scope).await?;
+        let about = "SELECT pg_backend_pid(), current_setting('server_encoding') = 'UTF8'";
+        let about = client.query_one(about, &[]).await?;
+        let pid = about.get(0);
+        let sql = Statements::prepare(client, scope, about.get(1)).await?;
         Ok(Self { connection, pid, sql })
     }
 
@@ -101,7 +106,7 @@ impl Store {
 }
 
 impl Statements {
-    async fn prepare(client: &Client, scope: Scope) -> Result<Self> {
+    async fn prepare(client: &Client, scope: Scope, takes_any_text: bool) -> Result<Self> {
         let schema = &*scope.schema;
         let free = if scope.takes_over { UNRESOLVED } else { FREE };
         let types = [Type::TEXT, Type::UUID_ARRAY, Type::TIMESTAMPTZ_ARRAY];
@@ -112,12 +117,14 @@ impl Statements {
             claim: prepare(claim::claim_events(schema, free)).await?,
             renew: prepare(renew::extend_leases(schema)).await?,
             end: prepare(complete::end_claims(schema)).await?,
+            end_failed: prepare(complete::end_failed_claims(schema)).await?,
             park_claimed: prepare(park::park_claimed(schema)).await?,
             park_crashed: prepare(park::park_crashed(schema, free)).await?,
             park_new: prepare(park::park_new(schema)).await?,
             park_forgotten: prepare(park::park_forgotten(schema)).await?,
             park_anyhow: prepare(park::park_anyhow(schema, free)).await?,
             scope,
+            takes_any_text,
         })
     }
 
@@ -178,7 +185,8 @@ impl Statements {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Ends claims, each in its way. Returns those that were still ours.
+    /// Ends claims, each in its way, and notes the attempts that failed. Returns those that were still
+    /// ours.
     pub(crate) async fn end(
         &self,
         on: &impl GenericClient,
@@ -190,25 +198,46 @@ impl Statements {
         let (ids, times, tokens) = tokens_of(ends.iter().map(|(claim, _)| claim));
         let columns = ends.iter().map(|(_, end)| match end {
             End::Processed { outcome } => ("PROCESSED", outcome.map(storable), 0.0),
-            End::Failed { reason, delay } => {
+            End::Failed { reason, delay, .. } => {
                 ("FAILED", Some(storable(reason)), delay.as_secs_f64())
             }
-            End::GivenBack => ("PROCESSING", None, 0.0),
+            End::GivenBack { failed } => {
+                ("PROCESSING", failed.map(|it| self.harmless(it.reason)), 0.0)
+            }
         });
         let (statuses, words, delays): (Vec<_>, Vec<_>, Vec<_>) = columns.collect();
         let parameters: [&(dyn ToSql + Sync); 7] =
             [&self.scope.consumer, &ids, &times, &tokens, &statuses, &words, &delays];
-        let rows = on.query(&self.end, &parameters).await?;
+        let failed = ends.iter().map(|(_, end)| match end {
+            End::Processed { .. } => None,
+            End::Failed { reason, took, .. } => took.map(|took| Failed { reason, took }),
+            End::GivenBack { failed } => *failed,
+        });
+        // What has its effect costs nothing more.
+        let rows = if failed.clone().all(|it| it.is_none()) {
+            on.query(&self.end, &parameters).await?
+        } else {
+            let (codes, took): (Vec<_>, Vec<_>) = failed.map(noted).unzip();
+            let more: [&(dyn ToSql + Sync); 2] = [&codes, &took];
+            on.query(&self.end_failed, &[&parameters[..], &more[..]].concat()).await?
+        };
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Makes an event a dead letter. `claim` is what was claimed, if it was. Says whether it is
+    /// A reason that is about no event: the database must not refuse it.
+    fn harmless(&self, reason: &str) -> String {
+        let reason = storable(reason);
+        if self.takes_any_text { reason } else { ascii(&reason) }
+    }
+
+    /// Makes an event a dead letter. `claim` is what was claimed, if it was, and how long the attempt took
+    /// that failed, if one did. Says whether it is
     /// one now by our doing.
     pub(crate) async fn park(
         &self,
         on: &impl GenericClient,
         message: &Message,
-        claim: Option<Claim>,
+        claim: Option<(Claim, Option<Duration>)>,
         cause: Cause,
         reason: &str,
     ) -> Result<bool> {
@@ -232,7 +261,9 @@ impl Statements {
         };
         let Key { id, event_time } = message.key;
         let seq = message.stream_seq.cast_signed();
-        let token = claim.map(|claim| claim.token);
+        let token = claim.map(|(claim, _)| claim.token);
+        let failed = claim.and_then(|(_, took)| Some(Failed { reason: &reason, took: took? }));
+        let (code, took) = noted(failed);
         let payload = &message.payload[..];
         let parameters: [&(dyn ToSql + Sync); 13] = [
             consumer,
@@ -249,7 +280,9 @@ impl Statements {
             &raw.as_deref(),
             &message.stream_created,
         ];
-        let rows = on.query(statement, &parameters).await?;
+        let more: [&(dyn ToSql + Sync); 2] = [&code, &took];
+        let more = if claim.is_some() { &more[..] } else { &[] };
+        let rows = on.query(statement, &[&parameters[..], more].concat()).await?;
         Ok(!rows.is_empty())
     }
 }
@@ -272,6 +305,12 @@ type Tokens = (Vec<Uuid>, Vec<Timestamp>, Vec<Uuid>);
 
 fn tokens_of<'a>(claims: impl Iterator<Item = &'a Claim>) -> Tokens {
     claims.map(|it| (it.key.id, it.key.event_time, it.token)).collect()
+}
+
+/// What is noted of an attempt: its code, and how many milliseconds it took.
+fn noted(failed: Option<Failed<'_>>) -> (Option<i16>, Option<i32>) {
+    let took = failed.map(|it| i32::try_from(it.took.as_millis()).unwrap_or(i32::MAX));
+    (failed.and_then(|it| it.code()), took)
 }
 
 fn claim_of(row: &tokio_postgres::Row) -> ClaimReply {

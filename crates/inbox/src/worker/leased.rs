@@ -8,7 +8,7 @@
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -42,6 +42,8 @@ pub(crate) struct Ended {
     claimed: Claimed,
     /// None if the handler was not asked, or not waited for: the claim is given back.
     decision: Option<Decision>,
+    /// How long it was at work, if it was.
+    took: Option<Duration>,
     /// Renewed until it is written.
     _lease: Lease,
     reports: Reports,
@@ -75,9 +77,10 @@ impl<H: LeasedHandler> UnderLeases<H> {
         let handling = async {
             begins.await.ok()?;
             let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
+            let began = Instant::now();
             let verdict = verdict_of(self.handler.handle(delivery)).await;
             attempt.end(&verdict);
-            Some(context.decide(verdict, claimed.tried()))
+            Some((context.decide(verdict, claimed.tried()), began.elapsed()))
         };
         let ended = tokio::select! {
             biased;
@@ -86,9 +89,9 @@ impl<H: LeasedHandler> UnderLeases<H> {
         };
         // Sending fails only when the session is gone.
         let _ = reports.send(Said::Left(item.id())).await;
-        let decision = match ended {
-            Ok(decision) => decision,
-            Err(Over::Abandoned) => None,
+        let (decision, took) = match ended {
+            Ok(decided) => decided.unzip(),
+            Err(Over::Abandoned) => (None, None),
             Err(Over::Lost) => {
                 drop(lease);
                 let _ = reports.send(Said::Reported(vec![context.lost(&item)])).await;
@@ -96,7 +99,8 @@ impl<H: LeasedHandler> UnderLeases<H> {
             }
         };
         let reports = reports.clone();
-        let _ = self.recorder.send(Ended { item, claimed, decision, _lease: lease, reports }).await;
+        let ended = Ended { item, claimed, decision, took, _lease: lease, reports };
+        let _ = self.recorder.send(ended).await;
     }
 }
 
@@ -219,10 +223,15 @@ async fn write_each(
 }
 
 fn endings(batch: &[Ended]) -> Vec<Ending<'_>> {
-    batch.iter().map(|it| (&it.item, it.claimed.claim, it.decision.as_ref())).collect()
+    batch.iter().map(Ended::ending).collect()
 }
 
 impl Ended {
+    fn ending(&self) -> Ending<'_> {
+        let decided = self.decision.as_ref().map(|decision| (decision, self.took));
+        (&self.item, self.claimed.claim, decided)
+    }
+
     async fn report(&self, report: Report) {
         let _ = self.reports.send(Said::Reported(vec![report])).await; // fails when the session is gone
     }

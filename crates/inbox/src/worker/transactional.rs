@@ -6,7 +6,7 @@
 //! event has a transaction for itself, which ends with the completion under the fencing token.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::engine::{Decision, Item, Path, Report, Trouble};
 use crate::message::{Message, MessageId};
@@ -183,6 +183,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
             return Ok(done.pop().expect("it is ours, or something became of it"));
         };
         let mut lease = context.leases.keep(claimed.claim, claimed.since);
+        let began = Instant::now();
         let handled = tokio::select! {
             biased;
             over = lease.over() => Err(over),
@@ -212,6 +213,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 return Ok(Report::undone(item, Path::Careful));
             }
         };
+        let verdict = (verdict, Some(began.elapsed()));
         let writing = context.write_failure(store, item, &claimed, verdict);
         let written = answered(HANDLING, writing).await;
         if written.is_err() {

@@ -22,7 +22,7 @@ use crate::postgres::resolved;
 use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
-use crate::record::{Cause, Claim, ClaimReply, End, UNFINISHED_MAX};
+use crate::record::{Cause, Claim, ClaimReply, End, Failed, UNFINISHED_MAX};
 use crate::tally::Tally;
 use crate::worker::lease::Leases;
 use crate::{Delivery, Error, Verdict};
@@ -98,8 +98,8 @@ impl Claimed {
     }
 }
 
-/// A claim that ends, and what is decided about the event.
-pub(crate) type Ending<'a> = (&'a Item, Claim, Option<&'a Decision>);
+/// A claim that ends, what is decided about the event, and how long its handler took, if it was asked.
+pub(crate) type Ending<'a> = (&'a Item, Claim, Option<(&'a Decision, Option<Duration>)>);
 
 /// What is ours to handle, and what became of the rest.
 pub(crate) type Begun = (Vec<(Item, Claimed)>, Vec<Report>);
@@ -208,7 +208,8 @@ impl Context {
                 (Ok((attempts, age)), Some(reason)) => {
                     let claimed = Claimed { claim, since, attempts, age };
                     let verdict = Verdict::retry(reason);
-                    done.push(self.write_failure(store, &item, &claimed, verdict).await?);
+                    // The attempt itself was noted when it failed.
+                    done.push(self.write_failure(store, &item, &claimed, (verdict, None)).await?);
                 }
             }
         }
@@ -285,6 +286,7 @@ impl Context {
             return Ok(Report::undone(item, Path::Careful));
         }
         let reason = format!("the database refuses its record: {}", refusal.without_data());
+        let claim = claim.map(|it| (it, None));
         if self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await? {
             return Ok(Report::dead(item));
         }
@@ -302,7 +304,7 @@ impl Context {
         &self,
         store: &Store,
         message: &Message,
-        claim: Option<Claim>,
+        claim: Option<(Claim, Option<Duration>)>,
         cause: Cause,
         reason: &str,
     ) -> Result<bool, Error> {
@@ -332,16 +334,17 @@ impl Context {
         decide(verdict, tried, patience, rand::random())
     }
 
-    /// Writes down a verdict that is not `Processed`.
+    /// Writes down a verdict that is not `Processed`, and how long the handler took, if it was asked.
     pub(crate) async fn write_failure(
         &self,
         store: &Store,
         item: &Item,
         claimed: &Claimed,
-        verdict: Verdict,
+        (verdict, took): (Verdict, Option<Duration>),
     ) -> Result<Report, Error> {
         let decision = self.decide(verdict, claimed.tried());
-        let mut reports = self.end(store, &[(item, claimed.claim, Some(&decision))]).await?;
+        let mut reports =
+            self.end(store, &[(item, claimed.claim, Some((&decision, took)))]).await?;
         Ok(reports.remove(0))
     }
 
@@ -355,12 +358,18 @@ impl Context {
     ) -> Result<Vec<Report>, Error> {
         let ends = claims.iter().filter_map(|&(_, claim, decision)| {
             let end = match decision {
-                Some(Decision::Complete { outcome }) => {
+                None => End::GivenBack { failed: None },
+                Some((Decision::Complete { outcome }, _)) => {
                     End::Processed { outcome: outcome.as_deref() }
                 }
-                Some(Decision::Fail { reason, delay }) => End::Failed { reason, delay: *delay },
-                Some(Decision::GiveBack(_)) | None => End::GivenBack,
-                Some(Decision::Park { .. } | Decision::Expire(_)) => return None,
+                Some((Decision::Fail { reason, delay }, took)) => {
+                    End::Failed { reason, delay: *delay, took }
+                }
+                Some((Decision::GiveBack(trouble), took)) => {
+                    let failed = took.map(|took| Failed { reason: &trouble.reason, took });
+                    End::GivenBack { failed }
+                }
+                Some((Decision::Park { .. } | Decision::Expire(_), _)) => return None,
             };
             Some((claim, end))
         });
@@ -372,25 +381,26 @@ impl Context {
             let (is_ours, answered) = (ours.contains(&claim.key.id), item.at_fault.is_none());
             reports.push(match decision {
                 None => Report::undone(item, item.path),
-                Some(Decision::GiveBack(trouble)) => Report::trouble(item, trouble.clone()),
-                Some(Decision::Park { cause, reason }) => {
-                    match self.park(store, &item.message, Some(claim), *cause, reason).await? {
+                Some((Decision::GiveBack(trouble), _)) => Report::trouble(item, trouble.clone()),
+                Some((Decision::Park { cause, reason }, took)) => {
+                    let claim = Some((claim, took));
+                    match self.park(store, &item.message, claim, *cause, reason).await? {
                         true => Report { answered, ..Report::dead(item) },
                         false => self.lost(item),
                     }
                 }
-                Some(Decision::Expire(trouble)) => {
-                    let (message, reason) = (&item.message, &trouble.reason);
-                    match self.park(store, message, Some(claim), Cause::Expired, reason).await? {
+                Some((Decision::Expire(trouble), took)) => {
+                    let (claim, reason) = (Some((claim, took)), &trouble.reason);
+                    match self.park(store, &item.message, claim, Cause::Expired, reason).await? {
                         true => Report::expired(item, trouble.clone()),
                         false => self.lost(item),
                     }
                 }
-                Some(Decision::Complete { .. } | Decision::Fail { .. }) if !is_ours => {
+                Some((Decision::Complete { .. } | Decision::Fail { .. }, _)) if !is_ours => {
                     self.lost(item)
                 }
-                Some(Decision::Complete { .. }) => Report::processed(item),
-                Some(Decision::Fail { delay, .. }) => {
+                Some((Decision::Complete { .. }, _)) => Report::processed(item),
+                Some((Decision::Fail { delay, .. }, _)) => {
                     Report { answered, ..Report::retried(item, *delay) }
                 }
             });

@@ -30,6 +30,7 @@ const TABLES: &[&str] = &[
     "inbox_rewinds",
     "inbox_controls",
     "inbox_workers",
+    "inbox_attempts",
 ];
 
 /// Where to look. A server that cannot be reached is a reason.

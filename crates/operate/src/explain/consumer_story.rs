@@ -17,6 +17,8 @@ use crate::sql::records::{list_letters, look_up_records, query, select};
 pub struct ConsumerStory {
     /// Its record, unless that was dropped with its partition, or there never was one.
     pub record: Option<EventRecord>,
+    /// The newest attempts that failed, in order.
+    pub failed_attempts: Vec<FailedAttempt>,
     /// The dead letter, if there is one.
     pub dead_letter: Option<Letter>,
     /// What people decided about it, in order.
@@ -48,6 +50,23 @@ pub struct EventRecord {
     pub last_error: Option<String>,
     /// Where it was met.
     pub place: Place,
+}
+
+/// An attempt that failed.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FailedAttempt {
+    /// When.
+    pub failed_at: Timestamp,
+    /// Which attempt it was. One that met an outage is not counted: the next one has the same number.
+    pub attempt: i32,
+    /// The status of the answer, if a service gave one.
+    pub code: Option<i16>,
+    /// How many milliseconds it took.
+    pub took_ms: i32,
+    /// What failed.
+    pub reason: String,
+    /// Which worker made it.
+    pub worker: Option<String>,
 }
 
 /// A dead letter.
@@ -94,6 +113,11 @@ pub async fn explain(
         select(connection, DOING, &look_up_records::letters(&schema), &[&event]).await?
     {
         stories.entry(consumer).or_default().dead_letter = Some(what);
+    }
+    for Of { consumer, what } in
+        select(connection, DOING, &look_up_records::attempts(&schema), &[&event]).await?
+    {
+        stories.entry(consumer).or_default().failed_attempts.push(what);
     }
     let decisions = list_letters::list_decisions(&schema);
     for Of { consumer, what } in select(connection, DOING, &decisions, &[&vec![event]]).await? {

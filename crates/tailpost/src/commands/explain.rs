@@ -1,7 +1,9 @@
 //! What became of one event, from its row to its effects.
 
+use std::time::Duration;
+
 use operate::dead_letters::AuditEntry;
-use operate::explain::consumer_story::{ConsumerStory, EventRecord};
+use operate::explain::consumer_story::{ConsumerStory, EventRecord, FailedAttempt};
 use operate::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
@@ -112,6 +114,13 @@ fn add_consumer(lines: &mut Lines, name: &str, story: &ConsumerStory) {
             add_record(lines, record);
         }
         None => lines.add("consumer", format_args!("{name}: no record, or not any more")),
+    }
+    for it in &story.failed_attempts {
+        let FailedAttempt { failed_at, attempt, took_ms, reason, .. } = it;
+        let worker = if_any(", by ", it.worker.as_ref());
+        let took = Duration::from_millis(took_ms.unsigned_abs().into());
+        let label = format!("  failed {attempt}");
+        lines.add(&label, format_args!("{failed_at} after {took:?}{worker}: {reason}"));
     }
     if let Some(letter) = &story.dead_letter {
         lines.add(

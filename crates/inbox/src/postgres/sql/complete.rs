@@ -1,8 +1,32 @@
 use super::OURS;
+use super::attempts::note;
 
 /// Each claim ends as its row of the arrays says. One that is given back stays as if it had never been
 /// made: the attempt does not count.
 pub(crate) fn end_claims(schema: &str) -> String {
+    let ends = "unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
+             AS i (message_id, event_time, token, status, word, delay)";
+    format!("{} RETURNING m.message_id", end(schema, ends))
+}
+
+/// The same, where attempts failed: `$8` has the codes, `$9` how long each took, if it was one.
+pub(crate) fn end_failed_claims(schema: &str) -> String {
+    let ends = "unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[], $8::smallint[],
+                 $9::int[])
+             AS i (message_id, event_time, token, status, word, delay, code, took)";
+    format!(
+        "WITH ended AS (
+         {end}
+         RETURNING m.message_id, m.event_time, m.lease_owner AS worker, i.word AS reason, i.code,
+             i.took, m.attempts + (i.status = 'PROCESSING')::int AS attempt
+         ), {note}
+         SELECT message_id FROM ended",
+        end = end(schema, ends),
+        note = note(schema)
+    )
+}
+
+fn end(schema: &str, ends: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_messages AS m
          SET status = i.status, lease_token = NULL,
@@ -14,9 +38,8 @@ pub(crate) fn end_claims(schema: &str) -> String {
              attempts = m.attempts - (i.status = 'PROCESSING')::int,
              finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
              expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
-         FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
-             AS i (message_id, event_time, token, status, word, delay)
-         WHERE {OURS} RETURNING m.message_id"
+         FROM {ends}
+         WHERE {OURS}"
     )
 }
 

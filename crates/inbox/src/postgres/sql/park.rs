@@ -1,4 +1,5 @@
 use super::OURS;
+use super::attempts::note;
 use crate::record::UNFINISHED_MAX;
 
 pub(crate) fn park_claimed(schema: &str) -> String {
@@ -7,9 +8,18 @@ pub(crate) fn park_claimed(schema: &str) -> String {
          SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
              lease_token = NULL, expires_at = NULL
          FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-         WHERE {OURS} RETURNING m.attempts"
+         WHERE {OURS} RETURNING m.attempts, m.lease_owner AS worker"
     );
-    park(schema, &dead)
+    // `$14` is the code, `$15` how long the attempt took, if there was one.
+    let noted = format!(
+        ", ended AS (
+             SELECT ($2)[1] AS message_id, ($3)[1] AS event_time, attempts AS attempt,
+                 $14::smallint AS code, $15::int AS took, $10::text AS reason, worker
+             FROM dead
+         ), {}",
+        note(schema)
+    );
+    park(schema, &dead, &noted)
 }
 
 pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
@@ -24,15 +34,15 @@ pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
              AND $11::uuid IS NULL
          RETURNING m.attempts"
     );
-    park(schema, &dead)
+    park(schema, &dead, "")
 }
 
 pub(crate) fn park_new(schema: &str) -> String {
-    park(schema, &dead_new(schema, "NOTHING"))
+    park(schema, &dead_new(schema, "NOTHING"), "")
 }
 
 pub(crate) fn park_forgotten(schema: &str) -> String {
-    park(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL")
+    park(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL", "")
 }
 
 /// Whether there is a record or not, as long as nobody is at work on it.
@@ -41,7 +51,7 @@ pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
         "UPDATE SET status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
              next_attempt_at = NULL WHERE {free}"
     );
-    park(schema, &dead_new(schema, &otherwise))
+    park(schema, &dead_new(schema, &otherwise), "")
 }
 
 /// Of an event without a record; `otherwise` says what to do if there is one.
@@ -57,11 +67,11 @@ fn dead_new(schema: &str, otherwise: &str) -> String {
     )
 }
 
-/// `dead` changes the record, and returns `attempts` if it did. Of an event that is a dead letter
-/// already the letter is this message, whole.
-fn park(schema: &str, dead: &str) -> String {
+/// `dead` changes the record, and returns `attempts` if it did; `more` goes with it. Of an event that is
+/// a dead letter already the letter is this message, whole.
+fn park(schema: &str, dead: &str, more: &str) -> String {
     format!(
-        "WITH dead AS ({dead})
+        "WITH dead AS ({dead}){more}
          INSERT INTO {schema}.inbox_dead_letter AS letter (consumer, message_id, event_time,
              subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
              stream_created_at)

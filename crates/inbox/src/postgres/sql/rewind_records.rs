@@ -77,6 +77,10 @@ pub(crate) fn remove(schema: &str) -> String {
                  AND m.event_time = i.event_time AND m.status || '' = 'PROCESSED'
                  AND m.{remembered}
              RETURNING m.*
+         ), attempts AS (
+             DELETE FROM {schema}.inbox_attempts AS a USING done
+             WHERE a.consumer = done.consumer AND a.message_id = done.message_id
+                 AND a.event_time = done.event_time
          ), noted AS (
              INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
                  event_time, subject, stream, stream_seq, attempts)

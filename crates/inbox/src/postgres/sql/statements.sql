@@ -184,13 +184,67 @@ UPDATE public.inbox_messages AS m
      WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
 
+-- end claims, some of which failed
+WITH ended AS (
+     UPDATE public.inbox_messages AS m
+     SET status = i.status, lease_token = NULL,
+         processed_at = CASE i.status WHEN 'PROCESSED' THEN clock_timestamp() END,
+         outcome = CASE i.status WHEN 'PROCESSED' THEN i.word ELSE m.outcome END,
+         last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
+         next_attempt_at = CASE i.status WHEN 'FAILED'
+             THEN clock_timestamp() + make_interval(secs => i.delay) END,
+         attempts = m.attempts - (i.status = 'PROCESSING')::int,
+         finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
+         expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
+     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[], $8::smallint[],
+             $9::int[])
+         AS i (message_id, event_time, token, status, word, delay, code, took)
+     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
+     RETURNING m.message_id, m.event_time, m.lease_owner AS worker, i.word AS reason, i.code,
+         i.took, m.attempts + (i.status = 'PROCESSING')::int AS attempt
+     ), noted AS (
+         INSERT INTO public.inbox_attempts (consumer, message_id, event_time, attempt, code,
+             took_ms, reason, worker)
+         SELECT $1, message_id, event_time, attempt, code, took,
+             left(regexp_replace(reason, '[[:cntrl:]]+', ' ', 'g'), 400), worker
+         FROM ended WHERE took IS NOT NULL
+     ), outdated AS (
+         DELETE FROM public.inbox_attempts WHERE id = ANY (ARRAY(
+             SELECT older.id FROM ended, LATERAL (
+                 SELECT a.id FROM public.inbox_attempts AS a
+                 WHERE a.consumer = $1 AND a.message_id = ended.message_id
+                     AND a.event_time = ended.event_time
+                 ORDER BY a.id DESC OFFSET 19) AS older
+             WHERE ended.took IS NOT NULL))
+     )
+     SELECT message_id FROM ended;
+
 -- park a claimed event
 WITH dead AS (UPDATE public.inbox_messages AS m
      SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
          lease_token = NULL, expires_at = NULL
      FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
      WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
-AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts)
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker), ended AS (
+         SELECT ($2)[1] AS message_id, ($3)[1] AS event_time, attempts AS attempt,
+             $14::smallint AS code, $15::int AS took, $10::text AS reason, worker
+         FROM dead
+     ), noted AS (
+         INSERT INTO public.inbox_attempts (consumer, message_id, event_time, attempt, code,
+             took_ms, reason, worker)
+         SELECT $1, message_id, event_time, attempt, code, took,
+             left(regexp_replace(reason, '[[:cntrl:]]+', ' ', 'g'), 400), worker
+         FROM ended WHERE took IS NOT NULL
+     ), outdated AS (
+         DELETE FROM public.inbox_attempts WHERE id = ANY (ARRAY(
+             SELECT older.id FROM ended, LATERAL (
+                 SELECT a.id FROM public.inbox_attempts AS a
+                 WHERE a.consumer = $1 AND a.message_id = ended.message_id
+                     AND a.event_time = ended.event_time
+                 ORDER BY a.id DESC OFFSET 19) AS older
+             WHERE ended.took IS NOT NULL))
+     )
      INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
          subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
          stream_created_at)
@@ -372,6 +426,10 @@ WITH rewind AS MATERIALIZED (
         AND m.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
     FROM public.inbox_retention)
     RETURNING m.*
+), attempts AS (
+    DELETE FROM public.inbox_attempts AS a USING done
+    WHERE a.consumer = done.consumer AND a.message_id = done.message_id
+        AND a.event_time = done.event_time
 ), noted AS (
     INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
         event_time, subject, stream, stream_seq, attempts)

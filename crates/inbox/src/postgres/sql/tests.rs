@@ -21,6 +21,7 @@ fn statements_are_written_down() {
         ("claim events", claim::claim_events(schema, UNRESOLVED)),
         ("extend leases", renew::extend_leases(schema)),
         ("end claims", complete::end_claims(schema)),
+        ("end claims, some of which failed", complete::end_failed_claims(schema)),
         ("park a claimed event", park::park_claimed(schema)),
         ("park after crashes", park::park_crashed(schema, UNRESOLVED)),
         ("park a new event", park::park_new(schema)),

@@ -18,7 +18,7 @@ use super::Store;
 use crate::connection::Connection;
 use crate::message::{Message, Origin};
 use crate::postgres::scope::Scope;
-use crate::record::{Cause, Claim, ClaimReply, End, UNFINISHED_MAX};
+use crate::record::{Cause, Claim, ClaimReply, End, Failed, UNFINISHED_MAX};
 
 const RUNS: u64 = 10;
 const STEPS: usize = 60;
@@ -220,7 +220,8 @@ impl Play {
     async fn fail(&mut self, worker: usize, claim: Claim) -> String {
         let due = self.random.random_bool(0.5);
         let delay = if due { Duration::ZERO } else { LONG };
-        let (store, end) = (&self.workers[worker], End::Failed { reason: "no", delay });
+        let took = self.random.random_bool(0.7).then_some(LONG);
+        let (store, end) = (&self.workers[worker], End::Failed { reason: "no", delay, took });
         let ours = store.sql().end(store.client(), &[(claim, end)]).await.unwrap();
         assert_eq!(ours.len() == 1, self.model.end(claim, State::Failed { due }, 1, 0));
         format!("worker {worker} fails: {ours:?}")
@@ -228,7 +229,9 @@ impl Play {
 
     async fn release(&mut self, worker: usize, claim: Claim) -> String {
         let store = &self.workers[worker];
-        let ended = store.sql().end(store.client(), &[(claim, End::GivenBack)]).await;
+        let failed = self.random.random_bool(0.5);
+        let failed = failed.then_some(Failed { reason: "503 away", took: LONG });
+        let ended = store.sql().end(store.client(), &[(claim, End::GivenBack { failed })]).await;
         let ours = ended.unwrap().len() == 1;
         assert_eq!(ours, self.model.end(claim, State::Released, 0, -1));
         format!("worker {worker} releases: {ours}")
@@ -238,7 +241,8 @@ impl Play {
         let store = &self.workers[worker];
         let message = self.messages.iter().find(|it| it.key == claim.key).unwrap();
         let cause = Cause::MaxAttempts;
-        let park = store.sql().park(store.client(), message, Some(claim), cause, "no");
+        let claimed = Some((claim, Some(LONG)));
+        let park = store.sql().park(store.client(), message, claimed, cause, "no");
         let ours = park.await.unwrap();
         assert_eq!(ours, self.model.end(claim, State::Dead, 1, 0));
         format!("worker {worker} parks: {ours}")
@@ -382,4 +386,51 @@ async fn of_simultaneous_claims_one_wins() {
             }
         }
     }
+}
+
+/// By the statement that ends the claim, and by nobody who lost it. What has its effect leaves none.
+#[tokio::test]
+async fn the_newest_failed_attempts_of_an_event_are_kept() {
+    let postgres = server(true).await;
+    let worker = worker(&postgres, false).await;
+    let (on, sql) = (worker.client(), worker.sql());
+    let [fails, is_away, has_effect] = [1, 2, 3].map(message);
+    let claim = async |message: &Message| {
+        let token = Uuid::new_v4();
+        sql.claim(on, (Uuid::nil(), token), &[message]).await.unwrap();
+        Claim { key: message.key, token }
+    };
+    let kept = async |message: &Message| {
+        let sql = "SELECT attempt || ' ' || coalesce(code, 0) || ' ' || took_ms || ' ' || reason
+                || ' ' || worker
+            FROM inbox_attempts WHERE message_id = $1 ORDER BY id";
+        let rows = on.query(sql, &[&message.key.id]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect::<Vec<String>>()
+    };
+    for n in 1..=25 {
+        let (reason, took) = (format!("500 no\n{n}"), Some(Duration::from_millis(n)));
+        let failed = End::Failed { reason: &reason, delay: Duration::ZERO, took };
+        let away = Some(Failed { reason: "away", took: Duration::from_secs(2) });
+        let ends = [
+            (claim(&fails).await, failed),
+            (claim(&is_away).await, End::GivenBack { failed: away }),
+            (claim(&has_effect).await, End::GivenBack { failed: None }),
+        ];
+        assert_eq!(sql.end(on, &ends).await.unwrap().len(), 3);
+    }
+    let newest: Vec<_> = (6..=25).map(|n| format!("{n} 500 {n} 500 no {n} w")).collect();
+    assert_eq!(kept(&fails).await, newest);
+    assert_eq!(kept(&is_away).await, ["1 0 2000 away w"; 20]);
+    let ends = [(claim(&has_effect).await, End::Processed { outcome: Some("x") })];
+    assert_eq!(sql.end(on, &ends).await.unwrap().len(), 1);
+    assert!(kept(&has_effect).await.is_empty());
+
+    let failed = End::Failed { reason: "500", delay: Duration::ZERO, took: Some(LONG) };
+    let lost = Claim { token: Uuid::new_v4(), ..claim(&fails).await };
+    assert!(sql.end(on, &[(lost, failed)]).await.unwrap().is_empty());
+    assert_eq!(kept(&fails).await, newest, "whoever lost the lease writes nothing");
+    let last = Some((claim(&is_away).await, Some(LONG)));
+    assert!(sql.park(on, &is_away, last, Cause::Expired, "503 gone").await.unwrap());
+    let kept = kept(&is_away).await;
+    assert_eq!((kept.len(), kept[19].as_str()), (20, "1 503 3600000 503 gone w"));
 }

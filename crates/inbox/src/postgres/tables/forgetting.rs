@@ -16,6 +16,7 @@ use crate::Error;
 use crate::connection::Connection;
 use crate::postgres::attended::answered_within;
 use crate::postgres::sql::as_json;
+use crate::postgres::sql::attempts::of_no_record;
 
 /// Held while old rows are deleted: one process does it.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6F6C; // "inbox_ol"
@@ -109,7 +110,8 @@ pub async fn look_after(
         let mut done = Box::pin(forget(client, schema, keep.records, dry_run)).await?;
         if let Some(keep) = keep.decisions {
             for (table, old) in old_decisions(schema) {
-                done.decisions += forget_rows(client, (&table, &old), keep, dry_run).await?;
+                let keep = keep.as_secs_f64();
+                done.decisions += forget_rows(client, (&table, &old, "id"), &keep, dry_run).await?;
             }
         }
         Ok(done)
@@ -229,6 +231,9 @@ async fn forget(
     done.dropped = partitions.drop_before(client, horizon).await?;
     // One partition has records from both sides of the horizon.
     done.deleted = partitions.delete_before(client, horizon, false).await?;
+    let schema = quote(schema);
+    let attempts = (format!("{schema}.inbox_attempts"), of_no_record(&schema));
+    forget_rows(client, (&attempts.0, &attempts.1, "event_time"), &horizon, false).await?;
     Ok(done)
 }
 
@@ -245,26 +250,26 @@ fn old_decisions(schema: &str) -> [(String, String); 2] {
     [(format!("{schema}.inbox_decisions"), decided), (format!("{schema}.inbox_rewinds"), ended)]
 }
 
-/// Rows of a table `i` that are old by the condition, where $1 is how long they are kept.
+/// Rows of a table `i` that are old by the condition, where $1 is how long they are kept, or since when.
+/// An index has them in this order.
 async fn forget_rows(
     client: &Client,
-    (table, old): (&str, &str),
-    keep: Duration,
+    (table, old, order): (&str, &str, &str),
+    keep: &(dyn ToSql + Sync),
     dry_run: bool,
 ) -> Result<u64, Error> {
-    let keep = keep.as_secs_f64();
     if dry_run {
-        return count(client, &format!("{table} AS i WHERE {old}"), &[&keep]).await;
+        return count(client, &format!("{table} AS i WHERE {old}"), &[keep]).await;
     }
     let sql = format!(
         "DELETE FROM {table} WHERE id = ANY (ARRAY(
-             SELECT i.id FROM {table} AS i WHERE {old} ORDER BY i.id
+             SELECT i.id FROM {table} AS i WHERE {old} ORDER BY i.{order}
              LIMIT {AT_ONCE} FOR UPDATE OF i SKIP LOCKED))"
     );
     let mut deleted = 0;
     loop {
         let began = Instant::now();
-        let some = answered("delete old decisions", client.execute(&sql, &[&keep])).await?;
+        let some = answered("delete old decisions", client.execute(&sql, &[keep])).await?;
         deleted += some;
         if some < AT_ONCE {
             return Ok(deleted);

@@ -129,7 +129,7 @@ async fn of_a_group_of_verdicts_each_has_its_own_end() {
     for (item, claimed) in claimed {
         let (lease, reports) = (context.leases.keep(claimed.claim, claimed.since), reports.clone());
         let decision = Some(Decision::Complete { outcome: None });
-        let ended = Ended { item, claimed, decision, _lease: lease, reports };
+        let ended = Ended { item, claimed, decision, took: None, _lease: lease, reports };
         assert!(recorder.send(ended).await.is_ok());
     }
     let done = reported(&mut said, 4).await;
@@ -140,6 +140,41 @@ async fn of_a_group_of_verdicts_each_has_its_own_end() {
     locking.rollback().await.expect("give the lock back");
     let done = reported(&mut said, 1).await;
     assert_eq!((done[0].0, &done[0].1.outcome), (2, &Outcome::Processed), "nobody locks it now");
+    drop(recorder);
+    recording.await.expect("it ends with its senders");
+}
+
+/// What had its effect has its end all the same, and what failed has it later.
+// proves: G-EFFECT-2
+#[tokio::test]
+async fn where_no_failed_attempt_can_be_noted_only_what_failed_waits() {
+    let Server { postgres, client, context } = server().await;
+    let (reports, mut said) = mpsc::channel(64);
+    let claimed = claim_all(&context, items(), &reports).await;
+    let mut other = postgres.client("postgres").await.expect("connect");
+    let locking = other.transaction().await.expect("begin");
+    locking.execute("LOCK TABLE inbox_attempts", &[]).await.expect("lock it");
+
+    let (recorder, ended) = mpsc::channel(GROUP_MAX);
+    let recording = tokio::spawn(record(Arc::clone(&context), ended));
+    for (item, claimed) in claimed {
+        let (lease, reports) = (context.leases.keep(claimed.claim, claimed.since), reports.clone());
+        let (decision, took) = match item.id().seq {
+            2 => (Decision::Fail { reason: "500".into(), delay: SOON }, Some(SOON)),
+            _ => (Decision::Complete { outcome: None }, Some(SOON)),
+        };
+        let decision = Some(decision);
+        let ended = Ended { item, claimed, decision, took, _lease: lease, reports };
+        assert!(recorder.send(ended).await.is_ok());
+    }
+    let done = reported(&mut said, 4).await;
+    assert!(done.iter().all(|(seq, it)| *seq != 2 && it.outcome == Outcome::Processed), "{done:?}");
+    locking.rollback().await.expect("give the lock back");
+    let done = reported(&mut said, 1).await;
+    assert_eq!((done[0].0, &done[0].1.outcome), (2, &Outcome::Retried));
+    let noted = "SELECT count(*) FROM inbox_attempts a JOIN inbox_messages m USING (message_id)
+        WHERE m.status = 'FAILED'";
+    assert_eq!(client.query_one(noted, &[]).await.expect("count").get::<_, i64>(0), 1);
     drop(recorder);
     recording.await.expect("it ends with its senders");
 }

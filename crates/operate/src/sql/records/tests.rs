@@ -19,6 +19,7 @@ fn statements_are_written_down() {
         ("mark processed", decide_letters::mark_processed(schema)),
         ("look up events", look_up_records::look_up(schema)),
         ("explain: records", look_up_records::records(schema)),
+        ("explain: attempts", look_up_records::attempts(schema)),
         ("explain: letters", look_up_records::letters(schema)),
         ("consumers", look_up_records::consumers(schema)),
         ("pause a consumer", control_consumers::pause(schema)),

@@ -11,12 +11,13 @@ use crate::error::Error;
 const DOING: &str = "take over restored rows";
 
 /// Tables of ours whose `id` is a sequence's.
-const NUMBERED: [&str; 6] = [
+const NUMBERED: [&str; 7] = [
     "tailpost_published",
     "tailpost_published_history",
     "outbox_dead_letter_audit",
     "inbox_decisions",
     "inbox_rewinds",
+    "inbox_attempts",
     "inbox_control_audit",
 ];
 
