@@ -174,7 +174,7 @@ mod long {
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_have_one_consumer_whoever_handles_it() {
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__BACKOFF_FIRST", "200ms");
+    env.set("TAILPOST_INBOX__BACKOFF", "200ms");
     env.set("TAILPOST_RELAY__PARTITIONS", "4");
     env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
     env.set("TAILPOST_INBOX__PARTITIONS", "4");
