@@ -87,7 +87,7 @@ fn asked_for_plans(seen: &Seen) -> Vec<String> {
 
 impl Subjects {
     /// Whether everything that `wanted` matches is allowed.
-    fn allow(&self, wanted: &str) -> bool {
+    pub(super) fn allow(&self, wanted: &str) -> bool {
         let allowed = self
             .allow
             .as_ref()

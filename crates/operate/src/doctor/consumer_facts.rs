@@ -3,7 +3,7 @@
 use async_nats::jetstream::consumer;
 use inbox::access::Config;
 
-use super::facts::{Known, StreamFacts};
+use super::facts::{Known, Permissions, StreamFacts};
 use crate::checks::Skip;
 
 /// The tables.
@@ -23,6 +23,8 @@ pub(super) struct ConsumerSeen {
     pub(super) tables: Known<TableFacts>,
     pub(super) stream: Known<Option<StreamFacts>>,
     pub(super) consumer: Known<Option<consumer::Info>>,
+    /// What the user may do, if the server tells.
+    pub(super) permissions: Known<Option<Permissions>>,
 }
 
 impl ConsumerSeen {

@@ -6,7 +6,8 @@ use outbox::quote;
 use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::ConsumerSeen as Seen;
-use crate::checks::{Category, Judged, Remedy, Rule, Verdict};
+use super::read_broker::api;
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
 
 /// Those about the tables, which all consumers share.
 pub(super) const TABLES: &[Rule<Seen>] = &[
@@ -21,6 +22,7 @@ pub(super) const EACH: &[Rule<Seen>] = &[
     rule("inbox-consumer-fits", "an inbox can work with it", fits),
     rule("inbox-consumer-settings", "it is as configured", settings),
     rule("inbox-subjects", "the stream takes what the consumer is for", subjects),
+    rule("inbox-permissions", "the user may acknowledge events", permissions),
     rule("inbox-delivery", "the broker delivers", delivery),
     rule("inbox-running", "a worker is at work", running),
     Rule::new("retention-inbox", Category::Retention, "records outlive messages", retention),
@@ -132,6 +134,34 @@ fn subjects(seen: &Seen) -> Judged {
             seen.config.consumer
         ))],
     ))
+}
+
+/// What the broker forbids without an answer: events are handled, and come again for ever.
+fn permissions(seen: &Seen) -> Judged {
+    let found = seen.permissions.as_ref().map_err(Clone::clone)?;
+    let untold = || Skip::because("the server does not say what the user may do");
+    let found = found.as_ref().ok_or_else(untold)?;
+    let (stream, parts) = (&seen.config.stream, seen.config.parts());
+    let durables = || parts.iter().map(|it| it.durable());
+    let requests = |it| api(&format!("CONSUMER.MSG.NEXT.{stream}.{it}"));
+    if !durables().any(|it| found.publish.allow(&requests(it))) {
+        return Err(Skip::because("the user takes no events: ask as that of the inbox"));
+    }
+    let acks = durables().map(|it| format!("$JS.ACK.{stream}.{it}.>"));
+    let unpublished: Vec<String> = acks.filter(|it| !found.publish.allow(it)).collect();
+    let advisory = |it| format!("$JS.EVENT.ADVISORY.CONSUMER.*.{stream}.{it}");
+    let unheard: Vec<String> =
+        durables().map(advisory).filter(|it| !found.subscribe.allow(it)).collect();
+    let lacking = [("publish", unpublished), ("subscribe", unheard)];
+    let lacking = lacking.iter().filter(|(_, subjects)| !subjects.is_empty());
+    let lacking: Vec<String> =
+        lacking.map(|(verb, subjects)| format!("{verb} {}", subjects.join(", "))).collect();
+    if lacking.is_empty() {
+        return Ok(Verdict::Ok("everything that a worker needs".into()));
+    }
+    let lacking = lacking.join("; ");
+    let remedy = Remedy::advice(format!("let the user {lacking}, and reload the server"));
+    Ok(Verdict::Error(format!("the user may not {lacking}"), vec![remedy]))
 }
 
 fn delivery(seen: &Seen) -> Judged {

@@ -36,11 +36,8 @@ pub(super) async fn connect(config: &Config) -> Result<Client, Failure> {
 pub(super) async fn broker(client: &Client) -> Broker {
     let info = client.server_info();
     let account = api("INFO");
-    let (account, user) =
-        tokio::join!(ask(client, &account, json!({})), ask(client, USER_INFO, json!({})));
-    // Behind a leaf node another server may answer first, about the leaf node's own connection.
-    let is_own = |answer: &Value| answer["server"]["id"].as_str() == Some(&info.server_id);
-    let user = user.ok().filter(is_own);
+    let (account, permissions) =
+        tokio::join!(ask(client, &account, json!({})), permissions(client));
     let no_jetstream = match &account {
         Ok(account) => account["error"]["description"].as_str().map(str::to_owned),
         Err(Skip(said)) => Some(said.clone()),
@@ -50,7 +47,7 @@ pub(super) async fn broker(client: &Client) -> Broker {
         max_payload: info.max_payload,
         cluster: info.cluster,
         no_jetstream,
-        permissions: user.map(|answer| permissions(&answer["data"]["permissions"])),
+        permissions,
         storage: account
             .ok()
             .and_then(|it| Some((it["limits"]["max_storage"].as_i64()?, it["storage"].as_i64()?))),
@@ -61,7 +58,15 @@ pub(super) async fn broker(client: &Client) -> Broker {
 /// Answered by every server from 2.10 on, to those who may ask it.
 pub(super) const USER_INFO: &str = "$SYS.REQ.USER.INFO";
 
-fn permissions(told: &Value) -> Permissions {
+/// What the user may do, if the server tells.
+pub(super) async fn permissions(client: &Client) -> Option<Permissions> {
+    let answer = ask(client, USER_INFO, json!({})).await.ok()?;
+    // Behind a leaf node another server may answer first, about the leaf node's own connection.
+    let is_own = answer["server"]["id"].as_str() == Some(&client.server_info().server_id);
+    is_own.then(|| read_permissions(&answer["data"]["permissions"]))
+}
+
+fn read_permissions(told: &Value) -> Permissions {
     let list = |value: &Value| -> Option<Vec<String>> {
         let subjects = value.as_array()?.iter();
         Some(subjects.filter_map(|it| it.as_str().map(str::to_owned)).collect())

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 
 use super::consumer_facts::{ConsumerSeen, TableFacts};
-use super::facts::Known;
+use super::facts::{Known, Permissions};
 use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
 use crate::consumers::Consumers;
@@ -55,8 +55,12 @@ pub async fn doctor_of_consumers(
         Ok(connection) => tables(connection, table).await,
         Err(why) => Err(Skip::because(why)),
     };
+    let permissions = match &nats {
+        Ok(nats) => Ok(read_broker::permissions(nats).await),
+        Err(why) => Err(Skip::because(why.clone())),
+    };
     let parts = consumers.into_iter().flat_map(|it| it.into_config().parts());
-    let looks = parts.map(|it| look(it, &nats, tables.clone()));
+    let looks = parts.map(|it| look(it, &nats, (tables.clone(), permissions.clone())));
     let all = futures_util::future::join_all(looks).await;
     let shared = all.first().into_iter();
     let shared = shared.flat_map(|seen| scope.checks(consumer_rules::TABLES, seen, None));
@@ -129,7 +133,7 @@ async fn at_work(connection: Connection, table: &Table) -> Known<Vec<(String, Op
 async fn look(
     config: Config,
     nats: &Result<NatsClient, String>,
-    tables: Known<TableFacts>,
+    (tables, permissions): (Known<TableFacts>, Known<Option<Permissions>>),
 ) -> ConsumerSeen {
     let nats = nats.as_ref().map_err(|why| Skip::because(why.clone()));
     let stream = match &nats {
@@ -141,7 +145,7 @@ async fn look(
         (_, Ok(_)) => Ok(None),
         (_, Err(why)) => Err(why.clone()),
     };
-    ConsumerSeen { config, tables, stream, consumer }
+    ConsumerSeen { config, tables, stream, consumer, permissions }
 }
 
 async fn read_consumer(
