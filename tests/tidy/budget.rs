@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18047),
     ("servers", 2349),
-    ("tailpost", 12097),
+    ("tailpost", 12123),
 ];
 
 /// Settings of the configuration file.

@@ -1,5 +1,6 @@
 //! `[inbox]`, which holds for every consumer, and `[inbox.NAME]`, which is one.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use outbox::wire::SubjectTemplate;
@@ -25,7 +26,34 @@ pub(crate) struct Consumer {
 impl Settings {
     /// The consumers of the configuration, by name.
     pub(crate) fn consumers(&self) -> Result<Vec<Consumer>, Error> {
-        self.consumers.iter().map(|(name, it)| self.consumer(name, it.clone())).collect()
+        let all = self.consumers.iter().map(|(name, it)| self.consumer(name, it.clone()));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        self.check_durables(&all)?;
+        Ok(all)
+    }
+
+    /// Two consumers that share a durable consumer would take each other's events away.
+    fn check_durables(&self, all: &[Consumer]) -> Result<(), Error> {
+        let mut found = BTreeMap::new();
+        for Consumer { name, stream, settings } in all {
+            let partitions = settings.partitions.map(|it| 0..it.0);
+            let divided = partitions.map(|it| it.map(|it| format!("{name}-{it}")).collect());
+            for durable in divided.unwrap_or_else(|| vec![name.clone()]) {
+                let problem = |other: &str| {
+                    format!(
+                        "consumers {other} and {name} would share the durable consumer {durable} \
+                         of stream {stream}"
+                    )
+                };
+                if let Some(other) = found.insert((stream, durable.clone()), name) {
+                    let about = self.origin(other, "partitions");
+                    let about = about.or_else(|| self.origin(name, "partitions"));
+                    return Err(Error::about(about, problem(other))
+                        .with_hint(Some("give one of them another name".into())));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// For how long records are kept; for ever if there is no limit.
@@ -47,11 +75,11 @@ impl Settings {
             let problem = "inbox.cert and inbox.key go together";
             return Err(Error::about(origin("cert", "key"), problem));
         }
+        let stream = settings.stream.clone().unwrap_or_else(|| self.stream.name.clone());
         if let Some(partitions) = settings.partitions {
             let subjects = settings.subjects.get_or_insert_with(|| self.relay_subjects());
-            self.check_partitions(name, partitions.0, subjects)?;
+            self.check_partitions((name, &stream), partitions.0, subjects)?;
         }
-        let stream = settings.stream.clone().unwrap_or_else(|| self.stream.name.clone());
         Ok(Consumer { name: name.to_owned(), stream, settings })
     }
 
@@ -66,11 +94,12 @@ impl Settings {
 
     fn check_partitions(
         &self,
-        name: &str,
+        (name, stream): (&str, &str),
         partitions: u32,
         subjects: &[String],
     ) -> Result<(), Error> {
-        let of_relay = self.relay.partitions.0;
+        // What divides another stream is not known here.
+        let of_relay = if stream == self.stream.name { self.relay.partitions.0 } else { 1 };
         let refused = |problem: String, hint: String| {
             let about = Error::about(self.origin(name, "partitions"), problem);
             Err(about.with_hint(Some(hint)))

@@ -162,3 +162,23 @@ fn partitions_are_the_relays_and_in_every_subject() {
         assert!(error.hint().is_some_and(|it| it.contains(hint)), "{toml}");
     }
 }
+
+#[test]
+fn the_relays_partitions_are_those_of_its_own_stream() {
+    let relay = "[relay]\npartitions = 4\nsubject = '{partition}.x.{event_type}'\n";
+    let all = consumers(&format!("{relay}[inbox.a]\npartitions = 8\nstream = 'OTHER'\n"), &[]);
+    assert_eq!(all[0].settings.partitions.map(|it| it.0), Some(8));
+}
+
+#[test]
+fn consumers_that_would_share_a_durable_consumer_are_refused() {
+    let divided = "[inbox]\nsubjects = ['{partition}.x']\n[inbox.a]\npartitions = 4\n";
+    let Err(error) = loaded(&format!("{divided}[inbox.a-3]\n"), &[]).consumers() else {
+        panic!("two consumers have one durable consumer");
+    };
+    let told = "consumers a and a-3 would share the durable consumer a-3 of stream OUTBOX";
+    assert!(error.to_string().contains(told), "{error}");
+    for fits in ["[inbox.a-4]\n", "[inbox.a-3]\nstream = 'OTHER'\n", "[inbox.a-03]\n"] {
+        assert_eq!(consumers(&format!("{divided}{fits}"), &[]).len(), 2, "{fits}");
+    }
+}
