@@ -103,7 +103,7 @@ impl Config {
                 filter_subjects: filters.collect(),
                 subjects: self.subjects_of(&number),
                 lanes: self.lanes.div_ceil(partitions.get() as usize),
-                rate: self.rate.map(|it| it.divided(partitions)),
+                rate: self.rate.map(|it| it.divided(partition, partitions)),
                 ..self.clone()
             }
         };
@@ -188,7 +188,10 @@ mod tests {
         let parts = whole.parts();
         let last = &parts[3];
         assert_eq!((parts.len(), last.durable(), last.lanes), (4, "billing-3".into(), 2));
-        assert_eq!(last.rate, Some("10/s".parse().expect("a rate")));
+        assert_eq!(
+            last.rate,
+            whole.rate.map(|it| it.divided(3, NonZeroU32::MIN.saturating_add(3)))
+        );
         assert_eq!(last.filter_subjects, ["a%.*.p3.>", "3.b"]);
         assert_eq!(last.subjects, r"^(a\%\.[^.]+\.p3|3)(\.|$)");
 

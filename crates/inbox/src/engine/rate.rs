@@ -15,6 +15,8 @@ const PER_EVENT_MIN: Duration = Duration::from_micros(1);
 pub struct Rate {
     /// The time from one event to the next.
     per_event: Duration,
+    /// How long after the beginning all of it is there that may be begun at once.
+    full_after: Duration,
 }
 
 /// Why a text is no rate.
@@ -37,14 +39,17 @@ impl FromStr for Rate {
             _ => return Err(RateError),
         };
         let per_event = period.checked_div(events).filter(|it| *it >= PER_EVENT_MIN);
-        per_event.map(|per_event| Self { per_event }).ok_or(RateError)
+        per_event.map(|per_event| Self { per_event, full_after: Duration::ZERO }).ok_or(RateError)
     }
 }
 
 impl Rate {
-    /// What one of so many has of it.
-    pub(crate) fn divided(self, among: NonZeroU32) -> Self {
-        Self { per_event: self.per_event.saturating_mul(among.get()) }
+    /// What one of so many has of it. They begin one after the other, as events of the whole do.
+    pub(crate) fn divided(self, number: u32, among: NonZeroU32) -> Self {
+        Self {
+            per_event: self.per_event.saturating_mul(among.get()),
+            full_after: self.per_event.saturating_mul(number),
+        }
     }
 
     /// How many events may be begun at once.
@@ -64,7 +69,7 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     pub(crate) fn new(rate: Option<Rate>, now: Instant) -> Self {
-        Self { rate, full_at: now }
+        Self { rate, full_at: now + rate.map_or(Duration::ZERO, |it| it.full_after) }
     }
 
     /// How many events may be begun.
@@ -120,6 +125,16 @@ mod tests {
         assert_eq!(next - now, Duration::from_millis(20));
         assert_eq!((bucket.tokens(next), bucket.next_token(next)), (1, None));
         assert_eq!(bucket.tokens(now + Duration::from_secs(9)), 5, "and no more");
+    }
+
+    #[test]
+    fn parts_of_a_rate_do_not_begin_together() {
+        let (now, parts) = (Instant::now(), NonZeroU32::new(16).expect("not 0"));
+        let part = |number| Bucket::new(Some(rate("10/h").divided(number, parts)), now);
+        let begin = |at| (0..16).filter(|it| part(*it).tokens(at) > 0).count();
+        assert_eq!(begin(now), 1, "as one that is not divided");
+        assert_eq!(begin(now + Duration::from_mins(6)), 2);
+        assert_eq!(begin(now + Duration::from_mins(90)), 16);
     }
 
     proptest! {
