@@ -49,12 +49,17 @@ fn together(one: Status, other: Status) -> Status {
         BreakerState::HalfOpen => 1,
         BreakerState::Open => 2,
     };
+    // Who holds one part says nothing of another that fails.
+    let (paused, paused_by) = [(one.paused, one.paused_by), (other.paused, other.paused_by)]
+        .into_iter()
+        .max_by_key(|(paused, by)| (paused.is_some(), by.is_none()))
+        .unwrap_or_default();
     let opened = one.handler.opened + other.handler.opened;
     let handler = [one.handler, other.handler].into_iter().max_by_key(severity).unwrap_or_default();
     Status {
         state: [one.state, other.state].into_iter().max_by_key(|it| rank(*it)).unwrap_or_default(),
-        paused: one.paused.or(other.paused),
-        paused_by: one.paused_by.or(other.paused_by),
+        paused,
+        paused_by,
         handler: Handler { opened, ..handler },
         busy: one.busy + other.busy,
         lanes: one.lanes + other.lanes,
@@ -74,5 +79,26 @@ impl Summary {
             dead: self.dead + other.dead,
             released: self.released + other.released,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_fails_is_not_hidden_by_one_that_is_held() {
+        let paused = |why: &str, by: Option<&str>| Status {
+            paused: Some(why.into()),
+            paused_by: by.map(str::to_owned),
+            ..Status::default()
+        };
+        let (held, away) = (paused("paused by ada", Some("ada")), paused("away", None));
+        for (one, other) in [(&held, &away), (&away, &held)] {
+            let whole = together(one.clone(), other.clone());
+            assert_eq!((whole.paused.as_deref(), whole.paused_by), (Some("away"), None));
+        }
+        let whole = together(Status::default(), held);
+        assert_eq!(whole.paused_by.as_deref(), Some("ada"));
     }
 }
