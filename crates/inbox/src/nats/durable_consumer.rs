@@ -118,20 +118,29 @@ pub fn stored_subjects(config: &stream::Config) -> Vec<String> {
 
 /// Refuses another number of partitions than the stream has.
 fn check_partitions(stream: &Stream, config: &Config) -> Result<(), Error> {
-    let Some(wanted) = config.partitions.map(|it| it.to_string()) else { return Ok(()) };
     let found = stream.cached_info().config.metadata.get(wire::PARTITIONS);
-    let found = found.map_or("1", String::as_str);
-    if found == wanted {
-        return Ok(());
-    }
-    let (consumer, name) = (&config.consumer, &config.stream);
-    Err(Error::Refused {
-        problem: format!(
-            "inbox.{consumer}.partitions = {wanted}, and stream \"{name}\" has {found}: set \
-             inbox.{consumer}.partitions = {found}"
-        ),
-        hint: "relay.partitions and `tailpost setup` divide a stream that has no messages",
+    other_partitions(found.map(String::as_str), config).map_or(Ok(()), |problem| {
+        Err(Error::Refused {
+            problem,
+            hint: "relay.partitions and `tailpost setup` divide a stream that has no messages",
+        })
     })
+}
+
+fn other_partitions(found: Option<&str>, config: &Config) -> Option<String> {
+    let wanted = config.partitions?.to_string();
+    let setting = format!("inbox.{}.partitions", config.consumer);
+    let name = &config.stream;
+    match found.filter(|it| *it != "1") {
+        Some(found) if found == wanted => None,
+        Some(found) => Some(format!(
+            "{setting} = {wanted}, and stream \"{name}\" has {found}: set {setting} = {found}"
+        )),
+        None => Some(format!(
+            "{setting} = {wanted}, and stream \"{name}\" is not divided: remove the setting; or, \
+             if the subjects are divided, `nats stream edit {name} --metadata partitions={wanted}`"
+        )),
+    }
 }
 
 /// Refuses subjects of which a stream has none because it transforms them.
@@ -362,4 +371,22 @@ fn is_excess(refusal: &jetstream::Error) -> bool {
 
 fn is_not_found(error: &ConsumerInfoError) -> bool {
     error.kind() == ConsumerInfoErrorKind::NotFound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_set_for_another_number_of_partitions_can_be_set() {
+        let partitions = std::num::NonZeroU32::new(4);
+        let config = Config { partitions, stream: "S".into(), ..Config::new("a".into()) };
+        let told = |found| other_partitions(found, &config);
+        assert_eq!(told(Some("4")), None);
+        assert!(told(Some("8")).is_some_and(|it| it.ends_with("set inbox.a.partitions = 8")));
+        for found in [None, Some("1")] {
+            let told = told(found).expect("it is not divided");
+            assert!(told.ends_with("`nats stream edit S --metadata partitions=4`"), "{told}");
+        }
+    }
 }
