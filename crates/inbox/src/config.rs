@@ -90,8 +90,8 @@ impl Config {
         }
     }
 
-    /// What each partition is handled by: together they have the handlers and the rate of the whole.
-    /// One that is not divided is its only part.
+    /// What each partition is handled by: together they have the rate of the whole. One that is not
+    /// divided is its only part.
     #[must_use]
     pub fn parts(&self) -> Vec<Self> {
         let Some(partitions) = self.partitions else { return vec![self.clone()] };
@@ -102,7 +102,6 @@ impl Config {
                 partition,
                 filter_subjects: filters.collect(),
                 subjects: self.subjects_of(&number),
-                lanes: self.lanes.div_ceil(partitions.get() as usize),
                 rate: self.rate.map(|it| it.divided(partition, partitions)),
                 ..self.clone()
             }
@@ -177,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_have_the_handlers_and_the_rate_of_the_whole_and_their_own_subjects() {
+    fn parts_have_the_rate_of_the_whole_and_their_own_subjects() {
         let whole = Config {
             partitions: NonZeroU32::new(4),
             filter_subjects: vec!["a%.*.p{partition}.>".into(), "{partition}.b".into()],
@@ -187,7 +186,7 @@ mod tests {
         };
         let parts = whole.parts();
         let last = &parts[3];
-        assert_eq!((parts.len(), last.durable(), last.lanes), (4, "billing-3".into(), 2));
+        assert_eq!((parts.len(), last.durable()), (4, "billing-3".into()));
         assert_eq!(
             last.rate,
             whole.rate.map(|it| it.divided(3, NonZeroU32::MIN.saturating_add(3)))

@@ -8,6 +8,7 @@ mod broker;
 mod controlling;
 mod lease;
 pub(crate) mod leased;
+mod places;
 pub(crate) mod redrive;
 mod rewinding;
 mod role;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use servers::nats_version;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -45,6 +46,7 @@ use crate::worker::acked_floor::Floor;
 use crate::worker::broker::{Broker, is_gone};
 use crate::worker::controlling::Controlling;
 use crate::worker::lease::Leases;
+use crate::worker::places::Places;
 use crate::worker::redrive::Redrive;
 use crate::worker::rewinding::Rewinding;
 use crate::worker::role::{Part, RoleHolder};
@@ -93,6 +95,7 @@ pub(crate) async fn run<W: Work>(
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         alone: Arc::default(),
+        places: config.partitions.map(|_| Arc::new(Semaphore::new(config.lanes))),
     };
     let broker = Arc::new(Broker::new(nats, reconnect_nats));
     let (mut parts, mut workers) = (Vec::new(), Vec::new());
@@ -359,6 +362,7 @@ impl<W: Work> Worker<W> {
             intake,
             origin,
             engine: ConsumerEngine::new(start, Instant::now()),
+            places: Places::of(context.places.as_ref()),
             ended: watch::Sender::default(),
             ended_at: None,
         };

@@ -29,6 +29,7 @@ mod rewind;
 mod role;
 pub(crate) mod service;
 mod shared;
+mod shared_handlers;
 mod silent;
 mod whole_way;
 

@@ -24,6 +24,7 @@ mod consumer_holds;
 mod consumer_status;
 mod groups;
 mod leaving;
+mod places;
 #[cfg(test)]
 mod tests;
 
@@ -93,6 +94,8 @@ pub(crate) struct Surroundings {
     pub(crate) broker: Option<String>,
     /// Who wants that no event is begun, if somebody does.
     pub(crate) operator: Option<String>,
+    /// How many of its lanes the session may have at work, where others share them.
+    pub(crate) places: Option<usize>,
 }
 
 /// How far the session is. See the module.
@@ -180,6 +183,7 @@ impl ConsumerEngine {
             _ => {}
         }
         self.surroundings = surroundings;
+        self.groups.set_places(self.places());
     }
 
     /// Somebody says that the handler works again.
@@ -413,7 +417,7 @@ impl ConsumerEngine {
         loop {
             let most = if !shares {
                 self.groups.room(self.lanes.busy())
-            } else if self.jobs < lanes {
+            } else if self.jobs < self.places() {
                 self.lanes.held().div_ceil(lanes).max(SHARE_MIN).min(self.batch)
             } else {
                 0

@@ -25,6 +25,7 @@ use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Role, Surrounding
 use crate::feed::Intake;
 use crate::message::{MessageId, Origin};
 use crate::nats::acks::Acks;
+use crate::worker::places::Places;
 use crate::worker::work::{Context, Reports, Said, Work};
 use crate::{Status, Summary};
 
@@ -62,6 +63,7 @@ pub(crate) struct Session<W> {
     pub(crate) intake: Intake,
     pub(crate) origin: Origin,
     pub(crate) engine: ConsumerEngine,
+    pub(crate) places: Places,
     /// Up to which message of the stream all that was delivered has its end, as of `ended_at`.
     pub(crate) ended: watch::Sender<u64>,
     pub(crate) ended_at: Option<Instant>,
@@ -104,6 +106,7 @@ impl<W: Work> Session<W> {
                     // Every panic of a handler is caught; this one is ours.
                     ended.expect("jobs do not panic");
                     self.engine.job_ended();
+                    self.places.keep(self.engine.used_places());
                 }
                 delivered = self.intake.deliveries.recv(), if self.engine.is_fed() => {
                     self.take_in(delivered);
@@ -117,6 +120,7 @@ impl<W: Work> Session<W> {
                 Ok(()) = self.trouble.changed(), if runs => {}
                 Ok(()) = self.broker.changed(), if runs => {}
                 Ok(()) = self.control.changed(), if runs => {}
+                () = self.places.granted(), if runs => {}
             }
         }
         self.context.left_behind.fetch_or(!begun.jobs.is_empty(), Ordering::Relaxed);
@@ -139,8 +143,11 @@ impl<W: Work> Session<W> {
             database: self.trouble.borrow_and_update().clone(),
             broker: self.broker.borrow_and_update().clone(),
             operator: pause.map(|it| it.by),
+            places: self.places.take(),
         });
         self.engine.turn(now);
+        self.places.keep(self.engine.used_places());
+        self.places.want(self.engine.wants_place(now));
         if self.engine.is_draining() {
             // The broker may take longer: what is acknowledged has its end.
             self.context.at_work.send_replace(false);
@@ -256,6 +263,7 @@ impl<W: Work> Session<W> {
             Said::Left(id) => {
                 begun.waiting.remove(&id);
                 self.engine.left(id);
+                self.places.keep(self.engine.used_places());
             }
         }
     }

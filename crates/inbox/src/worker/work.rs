@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::Either;
-use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, mpsc, oneshot, watch};
+use tokio::sync::{
+    OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock, Semaphore, mpsc, oneshot, watch,
+};
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -79,6 +81,8 @@ pub(crate) struct Context {
     pub(crate) left_behind: Arc<AtomicBool>,
     /// Had for writing by the event that is tried with nothing else at work in the process.
     pub(crate) alone: Arc<RwLock<()>>,
+    /// The lanes of a consumer whose partitions share them.
+    pub(crate) places: Option<Arc<Semaphore>>,
 }
 
 /// An event that is ours to handle.

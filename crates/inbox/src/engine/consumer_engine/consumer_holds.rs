@@ -1,6 +1,6 @@
 //! What holds of a consumer's session after each turn.
 
-use super::{ConsumerEngine, ConsumerStart, Phase};
+use super::{ConsumerEngine, Phase};
 use crate::engine::assertions::ARE_CHECKED;
 use crate::engine::capacity::LOADS_MAX;
 
@@ -11,8 +11,7 @@ impl ConsumerEngine {
         }
         self.lanes.assert_holds();
         self.breaker.assert_holds();
-        let ConsumerStart { shares, lanes, .. } = self.start;
-        assert!(!shares || self.jobs <= lanes, "{} jobs, more than there are places", self.jobs);
+        assert!(self.used_places() <= self.places(), "{} at work, too many", self.used_places());
         self.groups.assert_holds(self.lanes.busy());
         assert!(self.leaving.loading <= LOADS_MAX, "too many aggregates are read at a time");
         assert!((1..=self.start.batch).contains(&self.batch), "a batch of {}", self.batch);

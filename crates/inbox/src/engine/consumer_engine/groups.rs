@@ -26,8 +26,8 @@ const WAITED_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Groups {
-    /// Handlers at a time.
-    lanes: usize,
+    /// Handlers at a time, as of now.
+    places: usize,
     claiming: usize,
     /// Since when.
     waiting: BTreeMap<MessageId, Instant>,
@@ -41,13 +41,19 @@ pub(super) struct Groups {
 impl Groups {
     pub(super) fn new(lanes: usize) -> Self {
         let (waiting, handled) = (BTreeMap::new(), BTreeSet::new());
-        Self { lanes, claiming: 0, waiting, handled, ahead: 0, has_waited: false }
+        Self { places: lanes, claiming: 0, waiting, handled, ahead: 0, has_waited: false }
     }
 
-    /// How many events the next group may have, where so many are under way in any stage.
+    /// Others share the handlers: there are so many now.
+    pub(super) fn set_places(&mut self, places: usize) {
+        self.places = places;
+    }
+
+    /// How many events the next group may have, where so many are under way in any stage. One may wait
+    /// for a place that others have.
     pub(super) fn room(&self, busy: usize) -> usize {
         let may_claim = self.claiming < CLAIMING_MAX;
-        if may_claim { (self.lanes + self.ahead).saturating_sub(busy) } else { 0 }
+        if may_claim { (self.places.max(1) + self.ahead).saturating_sub(busy) } else { 0 }
     }
 
     pub(super) fn begun(&mut self) {
@@ -58,8 +64,8 @@ impl Groups {
     pub(super) fn claimed(&mut self, ids: Vec<MessageId>, has_more: bool, now: Instant) {
         self.claiming -= 1;
         self.has_waited = false;
-        let idle = self.lanes.saturating_sub(self.handled.len() + self.waiting.len());
-        if has_more && idle >= self.lanes.div_ceil(4) {
+        let idle = self.places.saturating_sub(self.handled.len() + self.waiting.len());
+        if has_more && idle >= self.places.div_ceil(4) {
             self.ahead = (2 * self.ahead).max(idle).min(AHEAD_MAX);
         }
         self.waiting.extend(ids.into_iter().map(|id| (id, now)));
@@ -68,7 +74,7 @@ impl Groups {
     /// The oldest of those that wait, as far as there are handlers for them.
     pub(super) fn hand_over(&mut self, now: Instant) -> Vec<MessageId> {
         let mut handed = Vec::new();
-        while self.handled.len() < self.lanes
+        while self.handled.len() < self.places
             && let Some((id, since)) = self.waiting.pop_first()
         {
             let has_waited = now.saturating_duration_since(since) > WAITED_MAX;
@@ -93,6 +99,11 @@ impl Groups {
         }
     }
 
+    /// Whether some are claimed and have no handler.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Events that handlers have.
     pub(super) fn handled(&self) -> usize {
         self.handled.len()
@@ -100,7 +111,7 @@ impl Groups {
 
     pub(super) fn assert_holds(&self, busy: usize) {
         let under_way = self.handled.len() + self.waiting.len();
-        assert!(self.handled.len() <= self.lanes, "more handlers than there are places");
+        assert!(self.handled.len() <= self.places, "more handlers than there are places");
         assert!(under_way <= busy, "{under_way} wait or are handled, of {busy} under way");
         assert!(self.claiming <= CLAIMING_MAX, "too many claims at a time");
     }

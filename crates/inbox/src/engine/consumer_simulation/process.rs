@@ -1,5 +1,6 @@
 //! A worker: the role, the sessions, and what feeds them.
 
+mod places;
 mod rates;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
@@ -74,6 +75,8 @@ pub(super) struct Session {
     pub(super) may_probe: bool,
     /// When there is a turn in any case.
     turn_at: Option<Instant>,
+    /// How many handlers it may have at work.
+    places: usize,
 }
 
 impl Process {
@@ -290,15 +293,12 @@ impl World {
             failing: HashSet::new(),
             may_probe: false,
             turn_at: None,
+            places: LANES,
         };
         self.workers[worker].session = Some(session);
         self.of_session_after(worker, 0, 100, OfSession::Source);
         self.of_session_after(worker, 0, 100, OfSession::Redrive);
         self.turn(worker);
-    }
-
-    fn is_paused(&self) -> bool {
-        self.paused.0 <= self.now && self.now < self.paused.1
     }
 
     /// As `worker/session.rs`.
@@ -312,7 +312,8 @@ impl World {
             let database = process.has_trouble.then(|| "away".to_owned());
             let role = process.role.role();
             let operator = is_paused.then(|| "ada".to_owned());
-            session.engine.look(Surroundings { role, database, broker: None, operator });
+            let places = session.draw_places(&mut self.random);
+            session.engine.look(Surroundings { role, database, broker: None, operator, places });
             if is_paused && self.random.random_bool(0.01) {
                 session.engine.close_breaker();
                 session.failing.clear();
@@ -342,7 +343,7 @@ impl World {
             } else if session.engine.is_fed() && !session.feed.is_empty() {
                 session.take_in(now);
             } else {
-                let due_at = session.engine.next_due(now).map(|at| at.max(now));
+                let due_at = session.next_due(now, &mut self.random);
                 let is_known =
                     |at: &Instant| session.turn_at.is_some_and(|it| it > now && it <= *at);
                 if let Some(at) = due_at.filter(|at| !is_known(at)) {
@@ -374,7 +375,8 @@ impl World {
         }
         let jobs = process.jobs.values().filter(|it| it.session == session.id).count();
         let claiming = process.jobs.values().filter(|it| it.is_claiming()).count();
-        let (count, most) = if self.shares { (jobs, LANES) } else { (claiming, CLAIMING_MAX) };
+        let (count, most) =
+            if self.shares { (jobs, session.places) } else { (claiming, CLAIMING_MAX) };
         assert!(count < most, "too many jobs at a time");
         assert!(!self.shares || items.len() <= BATCH, "{} in a job", items.len());
         self.check_rate(session, items.len());
@@ -399,7 +401,7 @@ impl World {
         assert!(!self.is_paused(), "begun although it is paused");
         assert!(!session.is_closed, "begun although it stops");
         let handled = process.tasks.values().filter(|it| it.is_begun()).count();
-        assert!(handled + ids.len() <= LANES, "{handled} handlers, and {ids:?} in addition");
+        assert!(handled + ids.len() <= session.places, "{handled} handlers, and {ids:?}");
         let is_open = session.engine.status(None).handler.breaker != BreakerState::Closed;
         assert!(!is_open || ids.len() == 1, "{ids:?} beside a probe");
     }

@@ -74,6 +74,7 @@ async fn server() -> Server {
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         alone: Arc::default(),
+        places: None,
     };
     Server { postgres, client, context: Arc::new(context) }
 }

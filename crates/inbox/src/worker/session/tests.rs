@@ -154,6 +154,7 @@ fn context() -> Arc<Context> {
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         alone: Arc::default(),
+        places: None,
     })
 }
 
@@ -186,6 +187,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         engine: ConsumerEngine::new(start, Instant::now()),
         ended: watch::Sender::default(),
         ended_at: None,
+        places: Places::default(),
     }
 }
 

@@ -12,6 +12,10 @@ const RATE: &str = "20/s";
 const IN_A_SECOND_MAX: usize = 22;
 
 impl World {
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.0 <= self.now && self.now < self.paused.1
+    }
+
     /// The number of a session that begins, and the rate that it may have.
     pub(super) fn rated(&mut self) -> (u64, Option<Rate>) {
         let id = self.number();
