@@ -21,10 +21,10 @@
 //! ```
 
 mod consumer_holds;
+mod consumer_places;
 mod consumer_status;
 mod groups;
 mod leaving;
-mod places;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,6 @@
 //! A worker: the role, the sessions, and what feeds them.
 
-mod places;
+mod drawn_places;
 mod rates;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
