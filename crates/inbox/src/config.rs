@@ -5,7 +5,7 @@ use outbox::quote;
 use outbox::spans::SpanSink;
 
 use crate::Error;
-use crate::engine::{Pauses, Rate};
+use crate::engine::{HoldLimits, Pauses, Rate};
 
 /// What an inbox needs to know, beside its connections.
 #[derive(Debug, Clone)]
@@ -126,9 +126,10 @@ impl Config {
         format!("^({})(\\.|$)", starts.join("|"))
     }
 
-    /// How many events are held in memory at most, at work or waiting.
-    pub(crate) fn held_max(&self) -> usize {
-        (2 * self.lanes * self.batch).clamp(256, 4096)
+    /// What is held in memory at most, at work or waiting. A worker may have all parts.
+    pub(crate) fn hold_limits(&self) -> HoldLimits {
+        let events = (2 * self.lanes * self.batch).clamp(256, 4096);
+        HoldLimits::of(events).divided(self.partitions.map_or(1, NonZeroU32::get) as usize)
     }
 
     /// Says what is wrong with it.
@@ -193,6 +194,12 @@ mod tests {
         );
         assert_eq!(last.filter_subjects, ["a%.*.p3.>", "3.b"]);
         assert_eq!(last.subjects, r"^(a\%\.[^.]+\.p3|3)(\.|$)");
+
+        let many = Config { partitions: NonZeroU32::new(64), ..whole.clone() };
+        let (all, each) =
+            (Config { partitions: None, ..whole }.hold_limits(), many.parts()[63].hold_limits());
+        assert!(64 * each.bytes <= all.bytes && 64 * each.left <= all.left, "{each:?}");
+        assert_eq!((all.events, each.events), (768, 16), "twelve, and what it cannot do without");
 
         let undivided = Config { filter_subjects: Vec::new(), ..Config::new("billing".into()) };
         let [part] = &undivided.parts()[..] else { panic!("one part") };

@@ -12,6 +12,7 @@ mod consumer_engine;
 #[cfg(test)]
 mod consumer_simulation;
 mod halving;
+mod hold_limits;
 mod lanes;
 mod rate;
 mod redrive_schedule;
@@ -26,10 +27,11 @@ pub(crate) mod simulation;
 
 pub use backoff::{Backoff, Pauses};
 pub(crate) use breaker::{Trouble, TroubleKind};
-pub(crate) use capacity::{Full, LEFT_MAX};
+pub(crate) use capacity::Full;
 pub(crate) use consumer_effect::{Effect, Notice, Pause};
 pub(crate) use consumer_engine::{ConsumerEngine, ConsumerStart, Surroundings};
 pub(crate) use halving::Halving;
+pub(crate) use hold_limits::HoldLimits;
 #[cfg(test)]
 pub(crate) use lanes::Lanes;
 pub(crate) use lanes::{Delivered, Item, Load, Loaded, Path};

@@ -340,7 +340,7 @@ impl<W: Work> Worker<W> {
             shares: W::SHARES,
             lanes: config.lanes,
             batch: config.batch,
-            held_max: config.held_max(),
+            limits: config.hold_limits(),
             unacked_max: source.unacked_max(),
             ack_wait: source.ack_wait(),
             backoff: config.pauses.of_consumer(),

@@ -5,14 +5,8 @@ use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 
+use super::hold_limits::HoldLimits;
 use super::lanes::{Lanes, Load};
-
-/// What events in memory may take; one more request's worth comes on top.
-const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
-
-/// Events of which only the sequences are kept, about 25 bytes each at worst. At the broker they are
-/// among those that are not acknowledged, of which it allows `durable_consumer::ACK_PENDING_MAX`.
-pub(crate) const LEFT_MAX: usize = 1_250_000;
 
 /// Events of an aggregate without progress that stay in memory.
 const KEPT: usize = 16;
@@ -27,15 +21,15 @@ pub(super) const LOADS_MAX: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
     /// No more may be left in the stream.
-    Left,
+    Left { max: usize },
     /// The broker delivers nothing more until something is acknowledged.
     Unacknowledged { max: usize },
 }
 
 #[derive(Debug)]
 pub(crate) struct Capacity {
-    /// How many events may be held.
-    held_max: usize,
+    /// How much may be held.
+    limits: HoldLimits,
     /// How many events the broker lets be without an acknowledgement, if that is limited.
     unacked_max: Option<usize>,
     trimmed_at: Option<Instant>,
@@ -43,23 +37,23 @@ pub(crate) struct Capacity {
 }
 
 impl Capacity {
-    pub(crate) fn new(held_max: usize, unacked_max: Option<usize>) -> Self {
-        Self { held_max, unacked_max, trimmed_at: None, full: None }
+    pub(crate) fn new(limits: HoldLimits, unacked_max: Option<usize>) -> Self {
+        Self { limits, unacked_max, trimmed_at: None, full: None }
     }
 
     /// For how many more events there is room.
     pub(crate) fn room(&self, lanes: &Lanes) -> usize {
-        let has_room = self.holds_less_than(1, lanes) && lanes.left() < LEFT_MAX;
-        if has_room { self.held_max - lanes.held() } else { 0 }
+        let has_room = self.holds_less_than(1, lanes) && lanes.left() < self.limits.left;
+        if has_room { self.limits.events - lanes.held() } else { 0 }
     }
 
     /// Whether what is held takes less than so many times what it may take.
     fn holds_less_than(&self, times: usize, lanes: &Lanes) -> bool {
-        lanes.held() < times * self.held_max && lanes.bytes() < times * HELD_BYTES_MAX
+        lanes.held() < times * self.limits.events && lanes.bytes() < times * self.limits.bytes
     }
 
     fn is_crowded(&self, lanes: &Lanes) -> bool {
-        lanes.held() > self.held_max / 2 || lanes.bytes() > HELD_BYTES_MAX / 2
+        lanes.held() > self.limits.events / 2 || lanes.bytes() > self.limits.bytes / 2
     }
 
     /// When to look for aggregates without progress. `starved` says that more handlers could be at
@@ -90,7 +84,7 @@ impl Capacity {
         let stands_still = || lanes.busy() == 0 && lanes.ready().next().is_none();
         let unacked = self.unacked_max.filter(|max| left > 0 && lanes.held() + left >= *max);
         self.full = match unacked {
-            _ if left >= LEFT_MAX => Some(Full::Left),
+            _ if left >= self.limits.left => Some(Full::Left { max: self.limits.left }),
             Some(max) if self.full.is_some() || stands_still() => {
                 Some(Full::Unacknowledged { max })
             }
@@ -131,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_aggregate_without_progress_gives_room_when_others_have_nothing_to_do() {
-        let (now, mut capacity) = (Instant::now(), Capacity::new(100, None));
+        let (now, mut capacity) = (Instant::now(), Capacity::new(HoldLimits::of(100), None));
         let mut lanes = stalled(100, now);
         assert_eq!(capacity.room(&lanes), 0);
         assert!(capacity.trim(&mut lanes, false, now).is_empty(), "all handlers are at work");
@@ -142,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_look_for_room_is_not_repeated_at_once() {
-        let (now, mut capacity) = (Instant::now(), Capacity::new(10, None));
+        let (now, mut capacity) = (Instant::now(), Capacity::new(HoldLimits::of(10), None));
         let mut lanes = stalled(10, now);
         assert_eq!(capacity.next_trim(&lanes, true, now), Some(now));
         assert_eq!(capacity.trim(&mut lanes, true, now).len(), 9, "all but the first: few fit");
@@ -154,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_brokers_limit_is_full_once_nothing_goes_on_and_until_there_is_room() {
-        let (now, mut capacity) = (Instant::now(), Capacity::new(10, Some(10)));
+        let (now, mut capacity) = (Instant::now(), Capacity::new(HoldLimits::of(10), Some(10)));
         let mut lanes = stalled(10, now);
         assert_eq!(capacity.measure(&lanes), None, "nothing is left in the stream");
         capacity.trim(&mut lanes, true, now);

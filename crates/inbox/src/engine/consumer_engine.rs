@@ -40,6 +40,7 @@ use super::backoff::Backoff;
 use super::breaker::{AtFault, Breaker, Trouble};
 use super::capacity::Capacity;
 use super::consumer_effect::{Effect, Notice, Pause};
+use super::hold_limits::HoldLimits;
 use super::lanes::{Delivered, Ending, Lanes, Loaded, Offered, Path};
 use super::rate::{Bucket, Rate};
 use super::report::{Outcome, Report};
@@ -71,8 +72,8 @@ pub(crate) struct ConsumerStart {
     pub(crate) lanes: usize,
     /// Events in a job, at most.
     pub(crate) batch: usize,
-    /// Events in memory, at most.
-    pub(crate) held_max: usize,
+    /// What it may hold.
+    pub(crate) limits: HoldLimits,
     /// How many events the broker lets be without an acknowledgement, if that is limited.
     pub(crate) unacked_max: Option<usize>,
     /// After how long the broker delivers a message again.
@@ -153,7 +154,7 @@ impl ConsumerEngine {
             surroundings: Surroundings::default(),
             phase: Phase::Running,
             lanes: Lanes::default(),
-            capacity: Capacity::new(start.held_max, start.unacked_max),
+            capacity: Capacity::new(start.limits, start.unacked_max),
             leaving: Leaving::default(),
             breaker: Breaker::new(start.backoff),
             bucket: Bucket::new(start.rate, now),

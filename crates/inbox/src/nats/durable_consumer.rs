@@ -33,7 +33,7 @@ type Consumer = consumer::Consumer<pull::Config>;
 
 /// Not what bounds memory (only what there is room for is asked for), but what a worker that died
 /// had must not keep the next one from getting new events until `ack_wait` is over, and neither must
-/// what is left in the stream: `engine::LEFT_MAX`. The broker has about 100 bytes for each.
+/// what is left in the stream: `engine::HoldLimits`. The broker has about 100 bytes for each.
 pub(crate) const ACK_PENDING_MAX: i64 = 1_300_000;
 
 /// What the broker takes where nobody says anything. Anything else is an operator's choice, and

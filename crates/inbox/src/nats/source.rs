@@ -49,9 +49,6 @@ use servers::describe;
 /// Nothing is asked for while there is room for less: each request costs a round trip.
 const PULLED_MIN: usize = 64;
 
-/// Bytes asked for at a time.
-const PULLED_BYTES_MAX: usize = 16 * 1024 * 1024;
-
 /// How long the stream may be silent while what was delivered is read from it.
 const READ_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -179,7 +176,11 @@ impl Source {
         let (mut behind, mut connects) = (true, reconnects::count(&self.nats));
         loop {
             let waits = Instant::now();
-            let Ok(most) = feed.room_for(PULLED_MIN).await else { return false };
+            let Ok(most) =
+                feed.room_for(PULLED_MIN.min(self.config.hold_limits().events / 4)).await
+            else {
+                return false;
+            };
             if std::mem::replace(&mut connects, reconnects::count(&self.nats)) != connects {
                 // What was under way is lost, and may be what broke the connection.
                 (behind, self.one_by_one) = (true, true);
@@ -285,7 +286,7 @@ impl Source {
 
     async fn pull(&mut self, max: usize, connects: u64, feed: &mut Feed) -> Result<Pulled, Error> {
         let is_large = std::mem::take(&mut self.oversized);
-        let (max, bytes) = if is_large { (1, 0) } else { (max, PULLED_BYTES_MAX) };
+        let (max, bytes) = if is_large { (1, 0) } else { (max, self.config.hold_limits().bytes) };
         let request = self.consumer.batch().expires(PULL_EXPIRES).max_messages(max);
         let request = request.max_bytes(bytes); // 0 is no limit
         let (began, mut received) = (Instant::now(), 0);

@@ -24,7 +24,7 @@ fn start(term: Term) -> ConsumerStart {
         shares: false,
         lanes: 4,
         batch: 1,
-        held_max: 16,
+        limits: HoldLimits::of(16),
         unacked_max: None,
         ack_wait: Duration::from_secs(30),
         backoff: Backoff { first: LEASE, max: LEASE },

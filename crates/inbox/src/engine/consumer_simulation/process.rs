@@ -16,8 +16,8 @@ use super::{
     AGGREGATES, BACKOFF, Fate, Happening, LARGE, Nature, OfProcess, OfSession, World, id_of,
 };
 use crate::engine::{
-    ConsumerEngine, ConsumerStart, Delivered, Effect, Item, Notice, Path, RedriveSchedule, Role,
-    RoleLease, Step, Surroundings, Term,
+    ConsumerEngine, ConsumerStart, Delivered, Effect, HoldLimits, Item, Notice, Path,
+    RedriveSchedule, Role, RoleLease, Step, Surroundings, Term,
 };
 use crate::message::MessageId;
 use crate::{BreakerState, Status, Summary};
@@ -268,7 +268,7 @@ impl World {
             shares: self.shares,
             lanes: LANES,
             batch: BATCH,
-            held_max: self.mix.held_max,
+            limits: HoldLimits::of(self.mix.held_max),
             unacked_max: Some(self.mix.unacked_max),
             ack_wait: ACK_WAIT,
             backoff: BACKOFF,

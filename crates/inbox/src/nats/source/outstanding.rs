@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use tracing::info;
 
 use super::place::Place;
-use super::{PULLED_BYTES_MAX, READ_DEADLINE, READING, Source, is_about_bytes, made_at};
+use super::{READ_DEADLINE, READING, Source, is_about_bytes, made_at};
 use crate::Error;
 use crate::engine::{Delivered, Path};
 use crate::feed::Feed;
@@ -138,7 +138,9 @@ impl Source {
             let request = if oversized {
                 request.max_messages(1)
             } else {
-                request.max_messages(most.min(PULLED_MAX)).max_bytes(PULLED_BYTES_MAX)
+                request
+                    .max_messages(most.min(PULLED_MAX))
+                    .max_bytes(self.config.hold_limits().bytes)
             };
             let mut messages = request.messages().await.map_err(Error::jetstream(READING))?;
             let (before, mut portion) = (count, Vec::new());

@@ -3,7 +3,7 @@
 use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::engine::{Full, LEFT_MAX, Notice, Pause, TroubleKind};
+use crate::engine::{Full, Notice, Pause, TroubleKind};
 use crate::nats::durable_consumer::ACK_PENDING_MAX;
 
 pub(super) fn tell(config: &Config, notice: Notice) {
@@ -56,7 +56,7 @@ fn full_in_words(config: &Config, full: Full, left: usize) -> String {
         format!("too much is left in the stream: {left} events behind some that fail or wait");
     let mend = "mend what fails, or make dead letters of it by a lower max_attempts";
     match full {
-        Full::Left => format!("{reason}, as there may be no more than {LEFT_MAX}; {mend}"),
+        Full::Left { max } => format!("{reason}, as there may be no more than {max}; {mend}"),
         Full::Unacknowledged { max } => {
             let (stream, consumer) = (&config.stream, config.durable());
             format!(

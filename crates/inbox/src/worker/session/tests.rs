@@ -9,7 +9,7 @@ use tracing::span;
 
 use super::*;
 use crate::config::Config;
-use crate::engine::{ConsumerStart, Full, Item, Load, Notice, Term};
+use crate::engine::{ConsumerStart, Full, HoldLimits, Item, Load, Notice, Term};
 use crate::feed;
 use crate::postgres::pool::Pool;
 use crate::postgres::scope::Scope;
@@ -54,7 +54,7 @@ fn notice_after(last: &Notice) -> Option<Notice> {
         Notice::BreakerReset => Notice::Held,
         Notice::Held => Notice::Released,
         Notice::Released => Notice::AtFault { stream_seq: 1, reason: "no answer".into() },
-        Notice::AtFault { .. } => Notice::Full { full: Full::Left, left: 1 },
+        Notice::AtFault { .. } => Notice::Full { full: Full::Left { max: 1 }, left: 1 },
         Notice::Full { .. } => Notice::LeftInStream,
         Notice::LeftInStream => Notice::NothingLeft,
         Notice::NothingLeft => Notice::EndingHandlers { busy: 1 },
@@ -71,7 +71,7 @@ enum Sign {
     Withdrawn,
     Read,
     Published(&'static [u8]),
-    Room(usize),
+    HoldLimits(usize),
     Closed,
     Abandoned,
     Logged,
@@ -88,7 +88,7 @@ fn sign_of(effect: &Effect) -> Sign {
         Effect::GiveBack(_) => Sign::Published(GIVEN_BACK),
         Effect::Leave(_) => Sign::Published(LATER),
         Effect::Load(_) => Sign::Read,
-        Effect::Request(room) => Sign::Room(*room),
+        Effect::Request(room) => Sign::HoldLimits(*room),
         Effect::Close => Sign::Closed,
         Effect::AbandonAll => Sign::Abandoned,
         Effect::Tell(_) => Sign::Logged,
@@ -164,7 +164,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         shares: false,
         lanes: 1,
         batch: 1,
-        held_max: 16,
+        limits: HoldLimits::of(16),
         unacked_max: None,
         ack_wait: Duration::from_secs(30),
         backoff: crate::engine::backoff::EVENT,
@@ -218,7 +218,7 @@ async fn carry_out(nats: &Client, log: &Log, effect: Effect) {
         Sign::Withdrawn => assert!(begin.await.is_err()),
         Sign::Read => drop(begun.loads.join_next().await.expect("it is read").unwrap()),
         Sign::Published(text) => assert_eq!(published.next().await.unwrap().payload, text),
-        Sign::Room(room) => assert!(feed.room_for(room).await.is_ok()),
+        Sign::HoldLimits(room) => assert!(feed.room_for(room).await.is_ok()),
         Sign::Closed => {
             assert!(begun.reports.is_none());
             feed.closed().await;
