@@ -201,7 +201,8 @@ settings! {
     partitions: NonZeroU32 => Some,
     /// How many handlers run at a time: 8. Events of one aggregate never do.
     ///
-    /// A transactional inbox has a connection for each; a leased one needs three in all.
+    /// A transactional inbox has a connection for each, and up to seven more; a leased one up to ten in
+    /// all.
     lanes: usize,
     /// The most events that share a transaction of a transactional inbox: 64. An event that fails
     /// undoes its transaction, so while many do, fewer share one.

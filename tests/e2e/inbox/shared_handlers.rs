@@ -29,6 +29,33 @@ async fn keep(State(gate): State<Arc<Gate>>) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
+/// What a worker holds open does not grow with the partitions.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_has_as_many_connections_whatever_the_partitions() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__PARTITIONS", "32");
+    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
+    env.set("TAILPOST_INBOX__PARTITIONS", "32");
+    let _file = configure(&mut env);
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let (gate, url) = start().await;
+    gate.open.add_permits(1_000);
+    let _relay = env.relay();
+    let _inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);
+    let active = "SELECT count(*) FROM inbox_roles WHERE state = 'active'";
+    until(DEADLINE, "it has all partitions", async || env.query::<i64>(active).await == 32).await;
+    for _ in 0..10 {
+        env.insert(20).await;
+    }
+    wait_processed(&env, 200).await;
+    // Those that nobody uses are kept: this is the most that there were.
+    let open =
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost inbox billing'";
+    let open = env.query::<i64>(open).await;
+    assert!(open <= 10, "{open} connections");
+}
+
 async fn start() -> (Arc<Gate>, String) {
     let gate = Gate { open: Semaphore::new(0), at_work: 0.into(), most: 0.into() };
     let gate = Arc::new(gate);

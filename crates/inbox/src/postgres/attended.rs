@@ -81,6 +81,21 @@ pub(crate) async fn asked(
     rows
 }
 
+/// As [`asked`], when it is the partition's turn to look.
+///
+/// # Errors
+///
+/// As [`answered`].
+pub(crate) async fn looked(
+    pool: &Pool,
+    doing: &'static str,
+    sql: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<Row>, Error> {
+    let _turn = pool.turns.looks.acquire().await;
+    asked(pool, doing, sql, parameters).await
+}
+
 /// What was being done, and what went wrong.
 pub struct Failed<E> {
     doing: &'static str,

@@ -23,6 +23,16 @@ const SAID_MAX: usize = 16;
 /// want one.
 const OPENED_AT_ONCE: usize = 8;
 
+/// What each partition of a consumer does that is done for so many at a time.
+pub(crate) struct Turns {
+    /// Looks for something that is wanted of it, or to be done.
+    pub(crate) looks: Semaphore,
+    /// Searches for what has no end, before a session.
+    pub(crate) searches: Semaphore,
+    /// Claims of a group.
+    pub(crate) claims: Semaphore,
+}
+
 /// Connections, opened when needed and kept. How many there are at most is up to those who ask.
 pub(crate) struct Pool {
     connect: Connect,
@@ -31,7 +41,8 @@ pub(crate) struct Pool {
     /// Why the database cannot be reached, while it cannot. Changes under the lock of `outage`.
     trouble: watch::Sender<Option<String>>,
     outage: Mutex<Outage>,
-    turns: Semaphore,
+    openings: Semaphore,
+    pub(crate) turns: Turns,
     /// Had by the one who asks for all who wait, while no connection can be opened.
     probe: tokio::sync::Mutex<()>,
     /// Wakes those who wait: somebody has opened a connection, or put one back.
@@ -55,7 +66,12 @@ impl Pool {
             idle: Mutex::default(),
             trouble: watch::Sender::default(),
             outage: Mutex::default(),
-            turns: Semaphore::new(OPENED_AT_ONCE),
+            openings: Semaphore::new(OPENED_AT_ONCE),
+            turns: Turns {
+                looks: Semaphore::new(2),
+                searches: Semaphore::new(2),
+                claims: Semaphore::new(2),
+            },
             probe: tokio::sync::Mutex::default(),
             opened: Notify::new(),
         }
@@ -109,7 +125,7 @@ impl Pool {
 
     /// `None` if others could not open one while this one waited for its turn.
     async fn open_in_turn(&self) -> Option<Result<Store, Error>> {
-        let _turn = self.turns.acquire().await;
+        let _turn = self.openings.acquire().await;
         if self.outage().failures > 0 {
             return None;
         }

@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Those of these events that have had their end, as far as the database can be asked.
 pub(crate) async fn among(pool: &Pool, config: &Config, keys: &[Key]) -> HashSet<Key> {
     let found = async {
+        let _turn = pool.turns.looks.acquire().await;
         let store = pool.try_get().await?;
         let found = find(store.client(), config, keys).await?;
         pool.put(store);

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use crate::Error;
 use crate::controls::Control;
-use crate::postgres::attended::asked;
+use crate::postgres::attended::looked;
 use crate::postgres::sql::control;
 use crate::postgres::sqlstate::is_forbidden;
 use crate::worker::work::Context;
@@ -35,7 +35,7 @@ impl Controlling {
     /// What is wanted now.
     pub(super) async fn look(&self) -> Result<Control, Error> {
         let Context { config, pool, .. } = &*self.context;
-        let found = asked(pool, LOOKING, &self.find, &[&config.consumer]).await;
+        let found = looked(pool, LOOKING, &self.find, &[&config.consumer]).await;
         if found.as_ref().is_err_and(is_forbidden) {
             // It would look as if nobody had paused it.
             if !self.is_told.swap(true, Ordering::Relaxed) {

@@ -106,6 +106,7 @@ impl<H: LeasedHandler> UnderLeases<H> {
 
 /// Claims what can be claimed, and reports the rest.
 async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Vec<(Item, Claimed)> {
+    let turn = context.pool.turns.claims.acquire().await;
     let store = context.pool.get().await;
     let claiming = async {
         match context.claim(&store, items.clone()).await {
@@ -124,6 +125,7 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
             (Vec::new(), later.collect())
         }
     };
+    drop(turn);
     let _ = reports.send(Said::Reported(done)).await; // fails when the session is gone
     ours
 }

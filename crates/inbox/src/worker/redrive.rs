@@ -57,7 +57,11 @@ impl Redrive {
             let done = async {
                 if let Task::Wait { until } = task {
                     tokio::time::sleep_until(until.into()).await;
-                } else if let Ok(store) = self.context.pool.try_get().await {
+                    return;
+                }
+                let context = Arc::clone(&self.context);
+                let _turn = context.pool.turns.looks.acquire().await;
+                if let Ok(store) = self.context.pool.try_get().await {
                     self.perform(task, store, most.min(TAKEN_MAX), &feed).await;
                 } else {
                     // A database that is away is reported and waited for by others.

@@ -20,7 +20,7 @@ use crate::engine::Term;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stream_range;
-use crate::postgres::attended::{answered, asked};
+use crate::postgres::attended::{answered, asked, looked};
 use crate::postgres::sql::handled;
 use crate::postgres::sql::rewind_records::{self, FOLLOWS};
 use crate::postgres::sqlstate::is_forbidden;
@@ -69,7 +69,7 @@ impl Rewinding {
         let Context { config, pool, .. } = &*self.context;
         let sql = rewind_records::find_mine(&self.schema);
         let partition = config.partition.cast_signed();
-        let found = asked(pool, LOOKING, &sql, &[&config.consumer, &partition]).await;
+        let found = looked(pool, LOOKING, &sql, &[&config.consumer, &partition]).await;
         // A role that may not read requests carries none out.
         if found.as_ref().is_err_and(is_forbidden) {
             return Ok(None);
@@ -94,6 +94,7 @@ impl Rewinding {
             return Ok(None);
         }
         let origin = Origin::of(config, &stream);
+        let _turn = pool.turns.searches.acquire().await;
         let store = pool.try_get().await?;
         let on = store.client();
         let search = Unhandled { on, nats, config, origin: &origin, found: &found };
@@ -115,6 +116,7 @@ impl Rewinding {
         let found = durable_consumer::find(&stream, config).await?;
         let floor = found.as_ref().map_or(0, |it| it.ack_floor.stream_sequence);
         let origin = Origin::of(config, &stream);
+        let _turn = pool.turns.searches.acquire().await;
         let store = pool.try_get().await?;
         let on = store.client();
         let unhandled = match &found {
