@@ -65,7 +65,8 @@ pub(crate) struct Share {
     attends: bool,
     /// Partitions that are being given back, and whether their sessions have ended.
     leaving: BTreeMap<usize, bool>,
-    /// Whose role comes first: none has to wait for ever for the others.
+    /// Whose turn is first, after the last role that of the share itself: none has to wait for ever
+    /// for the others.
     first: usize,
 }
 
@@ -115,15 +116,25 @@ impl Share {
 
     pub(crate) fn next(&mut self, now: Instant) -> Move {
         let mut until = now + LOOK_MAX;
-        for offset in 0..self.roles.len() {
-            let partition = (self.first + offset) % self.roles.len();
-            let step = self.roles[partition].next(now);
-            let Step::Wait { until: at } = step else {
-                self.first = partition + 1;
-                return Move::Role(partition, step);
+        let turns = self.roles.len() + 1;
+        for offset in 0..turns {
+            let turn = (self.first + offset) % turns;
+            let next = match self.roles.get(turn).map(|it| it.next(now)) {
+                Some(Step::Wait { until }) => Move::Wait { until },
+                Some(step) => Move::Role(turn, step),
+                None => self.share_out(now),
+            };
+            let Move::Wait { until: at } = next else {
+                self.first = turn + 1;
+                return next;
             };
             until = until.min(at);
         }
+        Move::Wait { until }
+    }
+
+    /// What comes next in giving back and looking.
+    fn share_out(&mut self, now: Instant) -> Move {
         let roles = &self.roles;
         self.leaving.retain(|partition, _| roles[*partition].is_wanted());
         let is_ready = |it: &(&usize, &bool)| *it.1 && roles[*it.0].is_kept();
@@ -135,8 +146,8 @@ impl Share {
             Some(at) if at <= now && !self.roles[0].is_cut_off() => {
                 Move::Look { joins: self.joins() }
             }
-            Some(at) if at > now => Move::Wait { until: until.min(at) },
-            _ => Move::Wait { until },
+            Some(at) if at > now => Move::Wait { until: at },
+            _ => Move::Wait { until: now + LOOK_MAX },
         }
     }
 
@@ -243,16 +254,23 @@ mod tests {
         Seen { others, before, free: free.to_vec() }
     }
 
-    /// Does what comes next until a look is next, as a database would where nobody has a role.
+    /// Does what comes next until nothing is due but a look, as a database would where nobody has a
+    /// role.
     fn settle(share: &mut Share, now: Instant) {
+        let mut before = None;
         loop {
-            match share.next(now) {
+            let next = share.next(now);
+            if before.replace(next.clone()) == Some(next.clone()) {
+                return;
+            }
+            match next {
                 Move::Role(_, Step::Connect) => share.connected(now),
                 Move::Role(of, Step::Look) => share.looked_for(of, Found::Free(None), now),
                 Move::Role(of, Step::Take(_)) => share.taken(of, Some(Uuid::from_u128(1)), now),
                 Move::Role(of, Step::Renew) => share.renewed(of, Some(1), (now, now)),
                 Move::Role(of, Step::RenewClaims) => share.claims_renewed(of, now),
-                Move::Look { .. } | Move::GiveBack(_) | Move::Wait { .. } => return,
+                Move::Look { .. } | Move::GiveBack(_) => {}
+                Move::Wait { .. } => return,
                 other @ Move::Role(..) => panic!("{other:?}"),
             }
         }
@@ -337,5 +355,41 @@ mod tests {
         share.renewed(3, None, (now, now));
         settle(&mut share, now);
         assert_eq!((kept(&share), share.leaving()), (vec![0, 1, 2], vec![]));
+    }
+
+    /// Each statement takes so long that the renewals alone fill the time.
+    #[test]
+    fn who_has_many_partitions_and_a_slow_database_says_all_the_same_that_it_is_there() {
+        const STATEMENT: Duration = Duration::from_millis(20);
+        let (began, lease) = (Instant::now(), Duration::from_secs(30));
+        let mut now = began;
+        let mut share = Share::new(Some(64), lease, now);
+        share.prepared();
+        let mut looked = Vec::new();
+        while kept(&share).len() < 64 || looked.len() < 200 {
+            let last = looked.last().copied().unwrap_or(began);
+            assert!(now - last < lease / 2, "it looks no more: {} are kept", kept(&share).len());
+            let next = share.next(now);
+            now += STATEMENT;
+            match next {
+                Move::Role(_, Step::Connect) => share.connected(now),
+                Move::Role(of, Step::Look) => share.looked_for(of, Found::Free(None), now),
+                Move::Role(of, Step::Take(_)) => share.taken(of, Some(Uuid::new_v4()), now),
+                Move::Role(of, Step::Renew) => share.renewed(of, Some(1), (now - STATEMENT, now)),
+                Move::Role(of, Step::RenewClaims) => {
+                    // Of none there is nothing to ask.
+                    now -= if share.roles[of].is_kept() { Duration::ZERO } else { STATEMENT };
+                    share.claims_renewed(of, now);
+                }
+                Move::Look { .. } => {
+                    looked.push(now);
+                    let free: Vec<usize> =
+                        (0..64).filter(|it| !share.roles[*it].is_wanted()).collect();
+                    share.looked(&seen(0, 0, &free), now);
+                }
+                Move::Wait { until } => now = until,
+                other @ (Move::Role(..) | Move::GiveBack(_)) => panic!("{other:?}"),
+            }
+        }
     }
 }
