@@ -1,6 +1,6 @@
 //! Four workers and the roles of a consumer, one or one for each partition: statements that are late,
 //! lost, or answered to nobody, connections that break, processes that are stopped and go on, are
-//! killed, leave and join, and lose the broker. 80 seeds of each; `SEEDS=n` plays more;
+//! killed, leave and join, and lose the broker. 10 seeds of each; `SEEDS=n` plays more;
 //! `REPLAY_SEED=n` repeats one.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::role_lease::{Former, Found, Role, Step, Term};
 use super::share::{Move, Seen, Share};
 
-const SEEDS: u64 = 80;
+const SEEDS: u64 = 10;
 const WORKERS: usize = 4;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);
