@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 
 use servers::nats_version;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use uuid::Uuid;
@@ -72,6 +71,8 @@ pub(crate) async fn run<W: Work>(
     mut make: impl FnMut(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
     let Settings { config, connect, nats, reconnect_nats } = settings;
+    // Cancelled also when one partition cannot go on.
+    let shutdown = shutdown.child_token();
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
     let scope = Scope {
         schema: config.quoted_schema(),
@@ -115,10 +116,10 @@ pub(crate) async fn run<W: Work>(
     let statuses = parts.iter().map(|it| it.status.clone()).collect();
     let any = watch::Sender::new(Role::Unknown);
     let upkeep = Upkeep { context: Arc::new(shared), connect, role: any.subscribe() };
-    let holder = RoleHolder { parts, any, broker, shutdown };
+    let holder = RoleHolder { parts, any, broker, shutdown: shutdown.clone() };
     let ended = tokio::select! {
         error = holder.run() => Err(error),
-        summary = run_all(workers) => summary,
+        summary = whole::run_all(workers.into_iter().map(Worker::run), &shutdown) => summary,
         never = upkeep.run() => match never {},
         never = whole::tell(statuses, &tally, status), if config.partitions.is_some() => {
             match never {}
@@ -126,16 +127,6 @@ pub(crate) async fn run<W: Work>(
     };
     holder.release().await;
     ended
-}
-
-/// Runs the workers of all partitions until they are to stop, or one of them cannot go on.
-async fn run_all<W: Work>(workers: Vec<Worker<W>>) -> Result<Summary, Error> {
-    let mut running: JoinSet<_> = workers.into_iter().map(Worker::run).collect();
-    let mut summary = Summary::default();
-    while let Some(ended) = running.join_next().await {
-        summary = summary.and(&ended.expect("a worker does not panic")?);
-    }
-    Ok(summary)
 }
 
 /// Such a server may hand events to the inbox that were stored twice, or never.

@@ -5,13 +5,36 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::tally::Tally;
-use crate::{BreakerState, Handler, State, Status, Summary};
+use crate::{BreakerState, Error, Handler, State, Status, Summary};
 
 /// The shortest time between two words.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Runs the workers of all partitions until they are to stop. If one of them cannot go on, the others
+/// stop as always: they finish what they have begun, and give back the rest.
+pub(super) async fn run_all(
+    workers: impl Iterator<Item = impl Future<Output = Result<Summary, Error>> + Send + 'static>,
+    shutdown: &CancellationToken,
+) -> Result<Summary, Error> {
+    let mut running: JoinSet<_> = workers.collect();
+    let mut all = Ok(Summary::default());
+    while let Some(ended) = running.join_next().await {
+        match (ended.expect("a worker does not panic"), &mut all) {
+            (Ok(counts), Ok(summary)) => *summary = summary.and(&counts),
+            (Err(error), Ok(_)) => {
+                shutdown.cancel();
+                all = Err(error);
+            }
+            (_, Err(_)) => {}
+        }
+    }
+    all
+}
 
 /// Tells what all parts do together, until it is dropped.
 pub(super) async fn tell(
@@ -100,5 +123,25 @@ mod tests {
         }
         let whole = together(Status::default(), held);
         assert_eq!(whole.paused_by.as_deref(), Some("ada"));
+    }
+
+    #[tokio::test]
+    async fn a_partition_that_cannot_go_on_lets_the_others_finish_what_they_have_begun() {
+        let (shutdown, finished) = (CancellationToken::new(), watch::Sender::new(false));
+        let worker = |fails: bool| {
+            let (shutdown, finished) = (shutdown.clone(), finished.clone());
+            async move {
+                if fails {
+                    return Err(Error::Tables { reason: "for a test".into() });
+                }
+                shutdown.cancelled().await;
+                tokio::task::yield_now().await;
+                finished.send_replace(true);
+                Ok(Summary { processed: 1, ..Summary::default() })
+            }
+        };
+        let ended = run_all([false, true].into_iter().map(worker), &shutdown).await;
+        assert!(matches!(ended, Err(Error::Tables { .. })), "{ended:?}");
+        assert!(*finished.borrow(), "its handlers were ended");
     }
 }
