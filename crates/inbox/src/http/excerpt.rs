@@ -101,7 +101,12 @@ fn words_of(payload: &[u8]) -> Option<Words> {
     if payload.len() > PAYLOAD_BYTES_MAX {
         return None;
     }
-    let mut values = vec![serde_json::from_slice::<Value>(payload).ok()?];
+    let value = serde_json::from_slice::<Value>(payload).ok()?;
+    // A JWE: the service can read it, and Tailpost cannot (RFC 7516, 7.2).
+    if value.get("ciphertext").is_some() {
+        return None;
+    }
+    let mut values = vec![value];
     while let Some(value) = values.pop() {
         let text = match value {
             Value::Array(items) => {
@@ -168,6 +173,8 @@ mod tests {
     fn what_cannot_be_judged_is_not_shown() {
         assert_eq!(of(b"{}")(b"\xff\xfe binary"), "");
         assert_eq!(of(b"not json")(b"text"), "");
+        assert_eq!(of(b"eyJhbGciOiJkaXIifQ..iv.ciphertext.tag")(b"text"), "");
+        assert_eq!(of(br#"{"protected": "eyJ", "ciphertext": "c2Vj"}"#)(b"text"), "");
         assert_eq!(of("1".repeat(PAYLOAD_BYTES_MAX + 1).as_bytes())(b"text"), "");
     }
 
