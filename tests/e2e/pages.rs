@@ -21,7 +21,7 @@ const SECURITY: &str = include_str!("../../docs/security.md");
 const MIGRATING: &str = include_str!("../../docs/migrating.md");
 
 /// A page's `n`th example in a language.
-fn example<'a>(page: &'a str, language: &str, n: usize) -> &'a str {
+pub(crate) fn example<'a>(page: &'a str, language: &str, n: usize) -> &'a str {
     let opening = format!("```{language}\n");
     let (at, _) = page.match_indices(&opening).nth(n).expect("an example");
     page[at + opening.len()..].split("```").next().expect("something")

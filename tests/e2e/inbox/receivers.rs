@@ -2,16 +2,14 @@
 //! Webhooks and for CloudEvents, and reject what was changed on its way.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 
-use lab::Port;
 use outbox::Event;
 use serde_json::{Value, json};
-use support::{DEADLINE, Relay, TestEnv, until};
+use support::{DEADLINE, TestEnv, until};
 use tokio::net::TcpStream;
 
 use super::http::set_up;
+use super::programs::Program;
 use super::service::{Call, Service};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -24,42 +22,17 @@ const FORMS: [&str; 3] = ["standard", "cloudevents", "cloudevents-structured"];
 /// A process that takes webhooks.
 struct Receiver {
     name: &'static str,
-    process: Relay,
-    address: SocketAddr,
-    _port: Port,
-}
-
-/// Where `scripts/servers --all` puts the libraries, below `target`.
-fn libraries() -> PathBuf {
-    let program = std::env::current_exe().expect("the test has a path");
-    let found = program.ancestors().nth(3).expect("cargo's target folder").join("servers/webhooks");
-    let missing = "the receivers' libraries are missing: run `make servers-all`";
-    assert!(found.exists(), "{missing}; looked in {}", found.display());
-    found
+    program: Program,
 }
 
 impl Receiver {
-    async fn start(name: &'static str, program: &str, file: &str, secret: &str) -> Self {
-        let port = Port::reserve().expect("a free port");
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/webhooks").join(file);
-        let number = port.addr().port().to_string();
-        let args = [file.to_str().expect("Unicode"), &number, secret];
-        let libraries = libraries();
-        let variables = [
-            ("PYTHONPATH".to_owned(), libraries.display().to_string()),
-            ("NODE_PATH".to_owned(), libraries.join("node_modules").display().to_string()),
-        ];
-        let address = port.addr();
-        let process = Relay::spawn_program(Path::new(program), &args, &variables);
-        process.announce(""); // what it takes tells
-        until(DEADLINE, "it listens", async || TcpStream::connect(address).await.is_ok()).await;
-        Self { name, process, address, _port: port }
+    async fn start(name: &'static str, file: &str, secret: &str) -> Self {
+        Self { name, program: Program::start("webhooks", file, &[secret], &[]).await }
     }
 
     /// What it took for this consumer, by id.
     fn taken(&self, consumer: &str) -> BTreeMap<String, Value> {
-        let stdout = self.process.stdout();
-        let lines = stdout.lines().filter_map(|it| serde_json::from_str::<Value>(it).ok());
+        let lines = self.program.lines().into_iter();
         let ours = lines.filter(|it| it["consumer"] == consumer);
         ours.map(|it| (it["id"].as_str().unwrap_or_default().to_owned(), it)).collect()
     }
@@ -68,7 +41,7 @@ impl Receiver {
     async fn status(&self, headers: &BTreeMap<String, String>, body: &str) -> u16 {
         let lines: Vec<_> =
             headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-        let stream = TcpStream::connect(self.address).await.expect("it listens");
+        let stream = TcpStream::connect(self.program.address()).await.expect("it listens");
         let answer = support::ask(stream, "POST", "/", &lines.join("\r\n"), body).await;
         let answer = answer.unwrap_or_default();
         answer.get(9..12).and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
@@ -99,7 +72,7 @@ async fn commit(env: &TestEnv, events: &[Event]) {
 fn configuration(receivers: &[Receiver], recorder: &Service) -> String {
     let mut text = format!("[inbox]\nsecrets = ['{SECRET}', '{PRIVATE}']\n");
     for form in FORMS {
-        let handlers = receivers.iter().map(|it| (it.name, format!("http://{}/", it.address)));
+        let handlers = receivers.iter().map(|it| (it.name, it.program.url()));
         for (name, url) in handlers.chain([("recorder", recorder.url())]) {
             text += &format!("[inbox.{name}-{form}]\nhandler = '{url}'\nbody = '{form}'\n");
         }
@@ -135,9 +108,9 @@ async fn public_libraries_take_what_is_sent(with_relay: bool) {
         env.set("TAILPOST_RELAY__CLOUDEVENTS", names);
     }
     let receivers = [
-        Receiver::start("python", "python3", "receiver.py", SECRET).await,
-        Receiver::start("node", "node", "receiver.js", SECRET).await,
-        Receiver::start("ed25519", "node", "receiver.js", PUBLIC).await,
+        Receiver::start("python", "receiver.py", SECRET).await,
+        Receiver::start("node", "receiver.js", SECRET).await,
+        Receiver::start("ed25519", "receiver.js", PUBLIC).await,
     ];
     let recorder = Service::start().await;
     let folder = tempfile::tempdir().expect("a folder");
