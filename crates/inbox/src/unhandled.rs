@@ -21,7 +21,7 @@ use crate::message::Origin;
 use crate::nats::durable_consumer::filters_of;
 use crate::nats::stream_range;
 use crate::postgres::attended::answered;
-use crate::postgres::sql::handled;
+use crate::postgres::sql::handled_up_to;
 
 /// Sequences that are looked up by one statement.
 const LOOKED_UP_AT_ONCE: u64 = 500;
@@ -54,7 +54,7 @@ impl Unhandled<'_> {
     /// If a server refuses or does not answer.
     pub async fn handled_to(&self, server: Option<i64>) -> Result<Option<u64>, Error> {
         let (sql, Origin { stream, created }) =
-            (handled::find_handled(&self.schema()), self.origin);
+            (handled_up_to::find_handled(&self.schema()), self.origin);
         let partition = self.config.partition.cast_signed();
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&self.config.consumer, stream, created, &partition];
@@ -80,7 +80,8 @@ impl Unhandled<'_> {
         }
         let begins = self.begins((1, floor)).await?;
         let (first, began) = (begins.max(handled_to + 1), Instant::now());
-        let (sql, mut next, mut said) = (handled::first_unhandled(&self.schema()), first, began);
+        let (sql, mut next, mut said) =
+            (handled_up_to::first_unhandled(&self.schema()), first, began);
         while next <= floor {
             let last = (next + LOOKED_UP_AT_ONCE - 1).min(floor);
             if let Some(seq) = self.ask(&sql, (next, last)).await? {
@@ -99,7 +100,7 @@ impl Unhandled<'_> {
     /// Behind the last message of the range that is recorded with its sequence; where the consumer
     /// began if there is none.
     pub(crate) async fn behind_recorded(&self, range: (u64, u64)) -> Result<u64, Error> {
-        let sql = handled::last_in_place(&self.schema());
+        let sql = handled_up_to::last_in_place(&self.schema());
         let mut halving = Halving::new(range.0.max(1)..=range.1, LOOKED_UP_AT_ONCE);
         while let Some(window) = halving.next() {
             halving.found(window, self.ask(&sql, window).await?);

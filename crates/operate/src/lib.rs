@@ -29,7 +29,7 @@ mod start_position;
 mod upgrade_steps;
 pub mod upkeep;
 mod verification;
-pub mod verify;
+pub mod verify_rules;
 pub mod waiting;
 mod whole_stream;
 

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::sql::Store;
 use crate::verification::VerifyReport;
-use crate::verify::{Finding, Kind, KindCount};
+use crate::verify_rules::{Finding, Kind, KindCount};
 
 /// Rows of one statement.
 const AT_ONCE: usize = 500;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use relay::Error;
 use tempfile::TempDir;
 
-use crate::verify::spilled::Spilled;
+use crate::verify_rules::spilled::Spilled;
 
 /// Records of a part, about. A part is read at once.
 const PART_RECORDS: u64 = 50_000;
@@ -122,7 +122,7 @@ impl<T: Spilled> Parts<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::spilled::{OrphanRecord, Place};
+    use crate::verify_rules::spilled::{OrphanRecord, Place};
 
     #[test]
     fn every_record_comes_back_once_and_beside_those_with_its_key() {

@@ -1,6 +1,6 @@
-//! Compares the table with the streams while everything goes on: see [`crate::verify`].
+//! Compares the table with the streams while everything goes on: see [`crate::verify_rules`].
 
-mod comparing;
+mod joining;
 mod looking_again;
 mod removals;
 mod stream_reading;
@@ -18,15 +18,15 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::comparing::Comparing;
+use self::joining::Joining;
 use self::stream_reading::{FiledStreams, StreamRecords, StreamSource};
 use self::table_reading::Names;
 use crate::spill_files::{Parts, SpillFolder, parts_for};
 use crate::sql::{ReadRange, Store, TableCut};
-use crate::verify::cut::{Cut, Marking, ShardCut};
-use crate::verify::snapshot::Snapshot;
-use crate::verify::spilled::{MessageRecord, OrderRecord, OrphanRecord, RowRecord, Spilled};
-use crate::verify::{Finding, KindCount, Unjudged};
+use crate::verify_rules::cut::{Cut, Marking, ShardCut};
+use crate::verify_rules::snapshot::Snapshot;
+use crate::verify_rules::spilled::{MessageRecord, OrderRecord, OrphanRecord, RowRecord, Spilled};
+use crate::verify_rules::{Finding, KindCount, Unjudged};
 use crate::whole_stream;
 
 /// How long a relay may take to be done with what the snapshot shows. What it is not done with then
@@ -95,7 +95,7 @@ pub struct VerifyReport {
     pub oldest_pending_seconds: Option<f64>,
     /// How many findings there are of each kind; none if there are no findings.
     pub counts: Vec<KindCount>,
-    /// The findings, by kind and sequence, at most [`LISTED_MAX`](crate::verify::LISTED_MAX) of each.
+    /// The findings, by kind and sequence, at most [`LISTED_MAX`](crate::verify_rules::LISTED_MAX) of each.
     pub findings: Vec<Finding>,
     /// What cannot be told, and why.
     pub unjudged: Vec<Unjudged>,
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
         let read = Box::pin(self.read(&names, table, parts)).await?;
         let cut = self.cut(states, &read).await?;
         self.progress.send_modify(|it| it.compares = true);
-        Box::pin(Comparing::new(&self, &cut, &names, &read).run(read, parts)).await
+        Box::pin(Joining::new(&self, &cut, &names, &read).run(read, parts)).await
     }
 
     /// Reads the table and the streams side by side, then the streams up to where everything is that

@@ -18,7 +18,7 @@ use relay::access::direct_get;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use crate::verify::fingerprint::{MessageReading, ReadMessage};
+use crate::verify_rules::fingerprint::{MessageReading, ReadMessage};
 
 const READING: &str = "read the stream";
 

@@ -52,7 +52,7 @@ mod marking;
 mod messages;
 mod notice;
 mod owed_marks;
-mod parking;
+mod parking_queue;
 mod progress;
 mod publish;
 mod replay;

@@ -10,7 +10,8 @@ use crate::error::Error;
 use crate::postgres::Store;
 use crate::reporter::Reporter;
 
-/// How often a standby looks whether the slot is free.
+/// How often a standby looks whether the slot is free. A relay that fell silent keeps it for 5 s:
+/// `postgres/slot.rs` has PostgreSQL give up then.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Waits until nobody reads the slot, or for the next attempt if that cannot be seen.

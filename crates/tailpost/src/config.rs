@@ -16,6 +16,7 @@ mod routes;
 mod sections;
 mod shown;
 mod telemetry_settings;
+mod variable_name;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -38,10 +39,10 @@ pub(crate) use forms::{BearerToken, Count};
 pub(crate) use forms::{OrOff, authority, parse_duration};
 pub(crate) use inbox_settings::Consumer;
 pub(crate) use layers::Sources;
-pub(crate) use reference::variable;
 pub(crate) use sections::LogFormat;
 pub(crate) use shown::Setting;
 pub(crate) use telemetry_settings::TelemetrySettings;
+pub(crate) use variable_name::variable;
 
 /// The effective settings. Holds secrets: not `Debug`, never printed.
 #[derive(Clone, Deserialize)]

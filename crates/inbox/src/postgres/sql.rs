@@ -5,7 +5,7 @@ pub(crate) mod attempts;
 pub(crate) mod claim;
 pub(crate) mod complete;
 pub(crate) mod control;
-pub(crate) mod handled;
+pub(crate) mod handled_up_to;
 pub(crate) mod hold_role;
 pub(crate) mod park;
 pub(crate) mod renew;

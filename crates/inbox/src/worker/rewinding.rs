@@ -21,7 +21,7 @@ use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of};
 use crate::nats::stream_range;
 use crate::postgres::attended::{answered, asked, looked};
-use crate::postgres::sql::handled;
+use crate::postgres::sql::handled_up_to;
 use crate::postgres::sql::rewind_records::{self, FOLLOWS};
 use crate::postgres::sqlstate::is_forbidden;
 use crate::rewind::RewindState;
@@ -144,7 +144,7 @@ impl Rewinding {
             &term.token,
             &term.server,
         ];
-        let sql = handled::write_handled(&self.schema);
+        let sql = handled_up_to::write_handled(&self.schema);
         let writing = on.query_opt(&sql, &parameters);
         answered(LOOKING, writing).await?.ok_or(Error::LeaseLost)?;
         pool.put(store);

@@ -15,8 +15,8 @@ use tokio_postgres::types::{FromSqlOwned, PgLsn, Type};
 use uuid::Uuid;
 
 use super::Store;
-use crate::verify::second_look::{Now, RowNow};
-use crate::verify::spilled::Named;
+use crate::verify_rules::second_look::{Now, RowNow};
+use crate::verify_rules::spilled::Named;
 
 const READING: &str = "read the outbox";
 const LOOKING: &str = "look at rows again";

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::table_reading::Names;
 use super::{Read, Run};
-use crate::verify::judge::Candidate;
-use crate::verify::second_look::Now;
-use crate::verify::{Kind, LISTED_MAX, second_look};
+use crate::verify_rules::judge::Candidate;
+use crate::verify_rules::second_look::Now;
+use crate::verify_rules::{Kind, LISTED_MAX, second_look};
 
 /// Events looked at by one statement.
 const AT_ONCE: usize = 1_000;

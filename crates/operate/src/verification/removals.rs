@@ -10,8 +10,8 @@ use outbox::wire::subject_matches;
 use relay::access::stream_check::refuses_per_subject;
 use tokio::time::timeout;
 
-use crate::verify::cut::CLOCKS_DIFFER_MICROS;
-use crate::verify::spilled::RowRecord;
+use crate::verify_rules::cut::CLOCKS_DIFFER_MICROS;
+use crate::verify_rules::spilled::RowRecord;
 
 /// How long listing the consumers may take. Who may not list them never gets an answer.
 const LISTING_MAX: Duration = Duration::from_secs(2);

@@ -16,9 +16,9 @@ use super::table_reading::{is_sampled, key_of};
 use super::{StreamRead, VerifyProgress};
 use crate::spill_files::{Division, Parts, SpillFolder};
 use crate::sql::LeftOut;
-use crate::verify::cut::{CLOCKS_DIFFER_MICROS, StreamRange};
-use crate::verify::fingerprint::ReadMessage;
-use crate::verify::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
+use crate::verify_rules::cut::{CLOCKS_DIFFER_MICROS, StreamRange};
+use crate::verify_rules::fingerprint::ReadMessage;
+use crate::verify_rules::spilled::{MessageRecord, OrphanRecord, OwnPosition, Place};
 use crate::whole_stream::{Sink, WholeStream};
 
 /// The progress is told after so many.

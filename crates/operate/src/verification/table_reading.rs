@@ -12,8 +12,8 @@ use super::Run;
 use super::removals::Removals;
 use crate::spill_files::{Division, Parts};
 use crate::sql::{ComparedRow, ReadRange};
-use crate::verify::fingerprint::Fingerprint;
-use crate::verify::spilled::{Named, RowRecord};
+use crate::verify_rules::fingerprint::Fingerprint;
+use crate::verify_rules::spilled::{Named, RowRecord};
 
 /// The progress is told after so many.
 const TOLD_EVERY: u64 = 1_000;

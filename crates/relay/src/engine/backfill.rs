@@ -53,7 +53,7 @@ enum LogWaits {
     No,
     /// The first scan of the session.
     ForFirst,
-    /// A scan that is to release blocked aggregates: see `engine/publish/blocking.rs`.
+    /// A scan that is to release blocked aggregates: see `engine/publish/parking.rs`.
     ForBlocked,
 }
 

@@ -16,7 +16,7 @@ use super::marking::Marking;
 use super::messages::Resolved;
 use super::notice::Notice;
 use super::owed_marks::OwedMarks;
-use super::parking::Parking;
+use super::parking_queue::ParkingQueue;
 use super::publish::Publishing;
 use super::replay::Replaying;
 use super::slot_health::SlotHealth;
@@ -47,7 +47,7 @@ pub(super) struct LogParts {
     pub(super) marking: Marking,
     pub(super) backfill: Backfill,
     pub(super) replaying: Replaying,
-    pub(super) parking: Parking,
+    pub(super) parking: ParkingQueue,
     pub(super) owed_marks: OwedMarks,
     pub(super) checkpoint: Checkpoint,
     slot_watch: SlotWatch,
@@ -68,7 +68,7 @@ impl LogParts {
             marking: start.marking,
             backfill: start.backfill,
             replaying: start.replaying,
-            parking: Parking::new(),
+            parking: ParkingQueue::new(),
             owed_marks: OwedMarks::new(),
             checkpoint: start.checkpoint,
             slot_watch: SlotWatch::new(start.wal_limit),

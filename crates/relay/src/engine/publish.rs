@@ -1,14 +1,15 @@
 //! One publishing session: from what the log, scans and the broker say to what is to be sent, marked
 //! and confirmed.
 
+mod acks;
 mod batch;
-mod blocking;
 mod copies;
-mod copy_pacing;
+mod copy_rests;
 mod counting;
 mod intake;
 mod link;
 mod log;
+mod parking;
 mod publishing_holds;
 mod refusals;
 mod resync;
@@ -24,11 +25,11 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use self::batch::Batching;
-use self::blocking::Blocks;
 use self::copies::Copies;
 use self::counting::{Counted, PlaceWritten};
 use self::link::Broker;
 use self::log::Log;
+use self::parking::Blocks;
 use self::refusals::Refusals;
 use self::retry::Retries;
 use self::sending::Sending;
@@ -49,10 +50,6 @@ pub(crate) const LOGGED_WHILE_SCAN_UNMARKED_MAX: usize = 8_192;
 
 /// Scan batches that are published, or on their way, and not marked. For the same reason.
 pub(crate) const SCANS_UNMARKED_MAX: usize = 8;
-
-/// Messages that others store, at most, before the stream is read again: beyond, a sequence is not
-/// believed.
-const OTHERS_MAX: u64 = 1_000_000;
 
 #[derive(Debug, Clone)]
 struct ScanBatch {
@@ -314,79 +311,6 @@ impl Publishing {
     pub(crate) fn oldest_commit_micros(&self) -> Option<i64> {
         let mut unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
         unresolved.find(|it| it.origin.is_logged()).map(|it| it.commit_time_micros)
-    }
-
-    fn acked(&mut self, index: u64, seq: u64, is_duplicate: bool) {
-        let Some(entry) = self.window.get(index).filter(|it| it.stage == Stage::Sent) else {
-            return;
-        };
-        // The fence leaves one place. Elsewhere others may have written, but hardly so much.
-        let is_new = match self.mode {
-            Mode::Fenced => seq == entry.sent.expected + 1,
-            Mode::Keyed => seq > entry.sent.after,
-        };
-        if !(is_new || is_duplicate) || seq.saturating_sub(self.stream.known_seq()) > OTHERS_MAX {
-            return self.refused(index, Refusal::ExpectedLastSequence);
-        }
-        self.link.answered(self.now);
-        if is_duplicate && entry.origin != Origin::Replay {
-            let (epoch, id) = (self.link.epoch(), entry.outgoing.event.id);
-            return self.output.requests.push_back(Request::LookUp { epoch, index, seq, id });
-        }
-        self.is_stored(index, seq, is_duplicate);
-    }
-
-    fn is_stored(&mut self, index: u64, seq: u64, is_duplicate: bool) {
-        let Some(entry) = self.window.get(index) else { return };
-        self.link.stored(entry.sent.at);
-        self.stream.stored(seq);
-        self.figures.counts.duplicates += u64::from(is_duplicate);
-        self.note_stored(index, Some(seq), is_duplicate);
-        self.batching.answered();
-        if self.mode == Mode::Fenced {
-            self.stream.settle();
-        }
-    }
-
-    /// The message that is said to be there already was looked for.
-    fn looked_up(&mut self, index: u64, seq: u64, is_there: bool) {
-        if self.window.get(index).is_none_or(|it| it.stage != Stage::Sent) {
-            return;
-        }
-        match is_there {
-            true => self.is_stored(index, seq, true),
-            false => self.lacks_duplicate(index, seq),
-        }
-    }
-
-    fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
-        self.not_refused(index, found);
-        let Some(entry) = self.window.get(index) else { return };
-        let origin = entry.origin;
-        if !found {
-            let took = self.now.saturating_sub(entry.sent.at);
-            self.figures.answer_times.record(took);
-            self.copies.pacing.answered(took);
-        }
-        if origin == Origin::Replay {
-            return self.replay_stored(index, seq);
-        }
-        self.retries.stored(entry);
-        self.output.resolved.push(Resolved {
-            id: entry.outgoing.event.id,
-            seq,
-            origin,
-            commit_lsn: entry.commit_lsn,
-            commit_time_micros: entry.commit_time_micros,
-            acked: !found,
-        });
-        if found {
-            self.figures.counts.found += 1;
-        } else {
-            self.figures.counts.acked += 1;
-        }
-        self.scan_resolved(Some(origin));
-        self.resolve(index);
     }
 
     fn resolve(&mut self, index: u64) {

@@ -4,11 +4,14 @@
 //! that ends leaves a replay where its last note says, and the next one goes on behind the copies
 //! that the stream has from there on.
 
+mod rate;
+
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use uuid::Uuid;
 
+use self::rate::Rate;
 use super::backoff;
 use super::effect::{Effect, Effects, ReplayEffect};
 use super::messages::Resolved;
@@ -112,8 +115,7 @@ enum NoteState {
 pub(super) struct Run {
     id: Uuid,
     earlier: Earlier,
-    /// When the next one may go, and how long after it another.
-    pace: Option<(Duration, Duration)>,
+    rate: Rate,
     reading: ReadAhead,
     under_way: VecDeque<UnderWay>,
     note: ReplayNote,
@@ -262,7 +264,7 @@ impl Run {
         Self {
             id,
             earlier: Earlier { stored, look_for: UNNOTED_MAX + READ_AHEAD },
-            pace: per_second.map(|it| (now, Duration::from_secs(1) / it.max(1))),
+            rate: Rate::new(now, per_second),
             reading: ReadAhead { rows: VecDeque::new(), to: place, state, failures: None },
             under_way: VecDeque::new(),
             note,
@@ -284,7 +286,7 @@ impl Run {
             return None;
         }
         loop {
-            if self.pace.is_some_and(|(due, _)| due > now) {
+            if !self.rate.allows(now) {
                 return None;
             }
             let ReplayRow { place, event, outgoing } = self.reading.rows.pop_front()?;
@@ -301,10 +303,7 @@ impl Run {
             let done = outgoing.as_ref().err().map(|why| why.clone().map_or(Ok(()), Err));
             self.under_way.push_back(UnderWay { place, event, copy, after: last_seq, done });
             if let Ok(outgoing) = outgoing {
-                if let Some((due, step)) = &mut self.pace {
-                    // What was missed is made up for, as far as a tick goes.
-                    *due = (*due).max(now.saturating_sub(Duration::from_millis(100))) + *step;
-                }
+                self.rate.took(now);
                 return Some(outgoing);
             }
             self.count_resolved();

@@ -21,10 +21,10 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::{self, Registry};
+use prometheus_client::registry::Registry;
 use relay::Latency;
 
-use self::declare::{Declared, Kind, Metric, Value};
+use self::declare::{Declared, Kind, Metric, PREFIX, Value, unit_of};
 
 /// What tells the sources of a table apart.
 type Labels = Vec<(&'static str, String)>;
@@ -44,7 +44,7 @@ impl Metrics {
         let environment = ("env", environment.to_owned());
         let labels = std::iter::once(environment).chain(labels);
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
-        let mut registry = Registry::with_prefix_and_labels("tailpost", labels);
+        let mut registry = Registry::with_prefix_and_labels(PREFIX, labels);
         registry.register_collector(Box::new(collector));
         Self { registry }
     }
@@ -130,11 +130,8 @@ impl Sink<'_, '_> {
             Kind::Counter => MetricType::Counter,
             Kind::Histogram => MetricType::Histogram,
         };
-        // The client puts the unit behind the name.
-        let units = [("_seconds", registry::Unit::Seconds), ("_bytes", registry::Unit::Bytes)];
-        let unit = units.iter().find_map(|(end, it)| Some((name.strip_suffix(end)?, it)));
-        let (name, unit) = unit.map_or((name, None), |(name, unit)| (name, Some(unit)));
-        let mut family = self.encoder.encode_descriptor(name, help, unit, kind)?;
+        let (name, unit) = unit_of(name);
+        let mut family = self.encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
         for (labels, value) in &values {
             let encoder = family.encode_family(labels)?;
             match value {

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use operate::verify::KindCount;
+use operate::verify_rules::KindCount;
 use operate::{VerifyOptions, VerifyProgress};
 use relay::Config;
 use schemars::JsonSchema;

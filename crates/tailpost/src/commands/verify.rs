@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use indicatif::ProgressBar;
-use operate::verify::Finding;
+use operate::verify_rules::Finding;
 use operate::{Repair, VerifyProgress, VerifyReport};
 use serde::Serialize;
 
@@ -140,7 +140,7 @@ fn told(finding: &Finding) -> String {
 #[cfg(test)]
 mod tests {
     use operate::StreamRead;
-    use operate::verify::{Kind, KindCount, Unjudged};
+    use operate::verify_rules::{Kind, KindCount, Unjudged};
 
     use super::*;
 

@@ -3,9 +3,9 @@
 use super::error::{Error, Origin, closest};
 use super::given::Given;
 use super::reference::{Key, is_secret};
+use super::variable_name::PREFIX;
 use crate::removed;
 
-const PREFIX: &str = "TAILPOST_";
 /// The address of requests with spans itself: that of a collector has `/v1/traces` added to it.
 const EXACT_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 /// Variables with our prefix that are no settings.

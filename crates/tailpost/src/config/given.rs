@@ -8,8 +8,9 @@ use serde_json::Value as Json;
 use super::Settings;
 use super::error::{Error, Origin, closest};
 use super::forms::wanted;
-use super::reference::{INBOX, KEYS, Key, SHARED, of_inbox, path_of, variable};
+use super::reference::{INBOX, KEYS, Key, SHARED, of_inbox, path_of};
 use super::sections::ConsumerSettings;
+use super::variable_name::variable;
 
 /// Holds secrets: not `Debug`.
 #[derive(Clone, Default)]

@@ -79,11 +79,6 @@ pub(super) fn path_of(consumer: Option<&str>, name: &str) -> String {
     format!("{section}.{name}")
 }
 
-/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
-pub(crate) fn variable(path: &str) -> String {
-    format!("TAILPOST_{}", path.replace('.', "__").replace('-', "_").to_uppercase())
-}
-
 /// The names of these settings.
 pub(super) fn of_inbox() -> impl Iterator<Item = &'static str> {
     KEYS.iter().filter_map(|it| it.path.strip_prefix("inbox."))

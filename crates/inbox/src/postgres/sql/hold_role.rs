@@ -1,4 +1,4 @@
-use super::handled::SERVER;
+use super::handled_up_to::SERVER;
 
 /// Marks every connection of a worker, so that others see whether it is there, and can end it.
 pub(crate) const MARK_CONNECTION: &str =

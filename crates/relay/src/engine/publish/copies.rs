@@ -9,7 +9,7 @@ use pgoutput::Lsn;
 use uuid::Uuid;
 
 use super::Publishing;
-use super::copy_pacing::CopyPacing;
+use super::copy_rests::CopyRests;
 use crate::engine::messages::Resolved;
 use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
 
@@ -22,7 +22,7 @@ pub(super) struct Copies {
     pub(super) unresolved: usize,
     /// Copies that the stream did not take, and why.
     failed: Vec<(Uuid, String)>,
-    pub(super) pacing: CopyPacing,
+    pub(super) pacing: CopyRests,
 }
 
 impl Publishing {

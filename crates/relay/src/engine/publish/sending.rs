@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use pgoutput::Lsn;
 
 use super::Publishing;
-use super::blocking::Turn;
+use super::parking::Turn;
 use crate::engine::messages::{Mode, Send};
 use crate::engine::window::{LastPosition, Origin, Outgoing, Stage};
 use crate::status::BreakerState;

@@ -1,6 +1,17 @@
-//! How a metric is declared: once, with what it means and how its values are read.
+//! How a metric is declared and named: once, with what it means and how its values are read.
 
+use prometheus_client::registry::Unit;
 use relay::Latency;
+
+/// In front of each name, and `_`.
+pub(super) const PREFIX: &str = "tailpost";
+
+/// A name without its unit, which the client puts behind it.
+pub(super) fn unit_of(name: &'static str) -> (&'static str, Option<Unit>) {
+    let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
+    let found = units.into_iter().find_map(|(end, it)| Some((name.strip_suffix(end)?, Some(it))));
+    found.unwrap_or((name, None))
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {

@@ -83,7 +83,7 @@ fn phantom(candidate: Candidate, now: Now) -> Option<Candidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::spilled::Place;
+    use crate::verify_rules::spilled::Place;
 
     const AT: Place = Place { stream: 0, sequence: 7 };
     const HERE: Named = Named::Here { stream: 0, sequence: Some(7) };

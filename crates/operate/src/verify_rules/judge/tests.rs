@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::verify::cut::{Marking, ShardCut, StreamRange};
-use crate::verify::fingerprint::Fingerprint;
+use crate::verify_rules::cut::{Marking, ShardCut, StreamRange};
+use crate::verify_rules::fingerprint::Fingerprint;
 
 const PRINT: Fingerprint =
     Fingerprint { payload: 1, headers: 2, occurred_at: 3, subject: 4, aggregate: 5 };

@@ -12,7 +12,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Events to be parked, in order, by their places in the window: as many as that holds, at most.
 #[derive(Debug, Clone)]
-pub(crate) struct Parking {
+pub(crate) struct ParkingQueue {
     waiting: Vec<(u64, Dead)>,
     turn: Turn,
 }
@@ -25,7 +25,7 @@ enum Turn {
     Busy(usize),
 }
 
-impl Parking {
+impl ParkingQueue {
     pub(crate) fn new() -> Self {
         Self { waiting: Vec::new(), turn: Turn::Free(Duration::ZERO) }
     }

@@ -1,4 +1,4 @@
-//! From files of records to findings.
+//! From files of records, joined by id, to findings.
 
 use relay::Error;
 
@@ -6,11 +6,11 @@ use super::looking_again::LookingAgain;
 use super::table_reading::Names;
 use super::{Read, Run, VerifyReport};
 use crate::spill_files::{Division, Parts};
-use crate::verify::aggregate_order::disorder;
-use crate::verify::cut::Cut;
-use crate::verify::judge::{Candidate, Counts, Judge};
-use crate::verify::spilled::{OrderRecord, OrphanRecord};
-use crate::verify::{Finding, Findings, Kind, Unjudged};
+use crate::verify_rules::aggregate_order::disorder;
+use crate::verify_rules::cut::Cut;
+use crate::verify_rules::judge::{Candidate, Counts, Judge};
+use crate::verify_rules::spilled::{OrderRecord, OrphanRecord};
+use crate::verify_rules::{Finding, Findings, Kind, Unjudged};
 
 const EMITTED: &str = "messages of events that never had a row (outbox_emit_wal): whether one is \
                        missing, and what it held, cannot be told";
@@ -22,7 +22,7 @@ const NO_ROW: &str = "no row and no dead letter has the message's id";
 const NO_ID: &str = "the message has the headers of a relay, and no id";
 
 /// Compares what was read.
-pub(super) struct Comparing<'a> {
+pub(super) struct Joining<'a> {
     run: &'a Run<'a>,
     cut: &'a Cut,
     looking: LookingAgain<'a>,
@@ -41,7 +41,7 @@ struct Orphans {
     retained: u64,
 }
 
-impl<'a> Comparing<'a> {
+impl<'a> Joining<'a> {
     pub(super) fn new(run: &'a Run<'a>, cut: &'a Cut, names: &'a Names, read: &Read) -> Self {
         let looking = LookingAgain::new(run, names, read);
         Self { run, cut, looking, names, findings: Findings::default() }

@@ -22,7 +22,7 @@ const RESTS: u32 = 8;
 const REST_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default, Clone)]
-pub(super) struct CopyPacing {
+pub(super) struct CopyRests {
     /// When the last new event came.
     live_at: Option<Duration>,
     /// The broker's quickest answer of this session.
@@ -32,7 +32,7 @@ pub(super) struct CopyPacing {
     rests_until: Duration,
 }
 
-impl CopyPacing {
+impl CopyRests {
     pub(super) fn live(&mut self, now: Duration) {
         self.live_at = Some(now);
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     /// How many copies of some size go at once.
-    fn hand_over(it: &mut CopyPacing, now: Duration, bytes: usize) -> u32 {
+    fn hand_over(it: &mut CopyRests, now: Duration, bytes: usize) -> u32 {
         let mut went = 0;
         while it.may_go(now) && went < 1_000 {
             it.goes(now, bytes);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn copies_go_at_full_rate_while_nothing_new_comes() {
-        let mut it = CopyPacing::default();
+        let mut it = CopyRests::default();
         assert_eq!(hand_over(&mut it, millis(5), 1_000), 1_000);
         it.live(millis(10));
         it.ended(millis(50));
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_rest_is_as_long_as_the_group_was_slow() {
-        let mut it = CopyPacing::default();
+        let mut it = CopyRests::default();
         it.live(millis(0));
         it.answered(millis(1));
         assert_eq!(hand_over(&mut it, millis(0), 1_000), 8);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn more_are_under_way_to_a_broker_far_away() {
-        let mut it = CopyPacing::default();
+        let mut it = CopyRests::default();
         it.live(millis(0));
         it.answered(millis(4));
         assert_eq!(hand_over(&mut it, millis(0), 1_000), 32);
