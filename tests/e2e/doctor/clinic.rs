@@ -204,7 +204,12 @@ impl Clinic {
                     let _ = jetstream.delete_stream("OUTBOX").await;
                     let mut config = config();
                     let sealed = std::mem::take(&mut config.sealed);
-                    jetstream.create_stream(config.clone()).await.expect("create a stream");
+                    // The server removes the files of a deleted stream later, and cannot store its
+                    // successor until then (error 10049).
+                    until(DEADLINE, "the stream is created", async || {
+                        jetstream.create_stream(config.clone()).await.is_ok()
+                    })
+                    .await;
                     if sealed {
                         config.sealed = true;
                         jetstream.update_stream(config).await.expect("seal the stream");
