@@ -1,4 +1,5 @@
-//! Leases on events, which are renewed for as long as their handlers run.
+//! Leases on events, which are renewed for as long as their handlers run: when is decided in
+//! `engine/role_lease.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! The back-off table: how long the relay waits before it tries again.
+//! The back-off table: how long the relay waits before it tries again. An event's next
+//! attempt is decided in `publish/retry.rs`.
 
 use std::time::Duration;
 

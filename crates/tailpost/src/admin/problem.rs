@@ -1,4 +1,5 @@
-//! What went wrong, as RFC 9457 wants it told.
+//! What went wrong, as RFC 9457 wants it told. What an engine refuses is a 409; `errors.rs` says what
+//! that is.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! From which environment variable a setting comes.
+//! From which environment variable a setting comes. Names of other tools: `environment.rs`.
 
 pub(super) const PREFIX: &str = "TAILPOST_";
 
