@@ -14,17 +14,22 @@
 //! takes what is new, what failed and is due, and what was left behind by a worker that gives no
 //! sign of life, unless three starts have no end: then the handler kills the process.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, GenericClient, Statement, Transaction};
+use tokio_postgres::{Client, GenericClient, Row, Statement, Transaction};
+use tracing::warn;
 use uuid::Uuid;
 
+use crate::Error;
 use crate::connection::Connection;
 use crate::message::Message;
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
+use crate::postgres::sqlstate::{asks_again, is_refused};
 use crate::record::{Cause, Claim, ClaimReply, End, Failed, Key};
 
 #[cfg(test)]
@@ -56,10 +61,13 @@ pub(crate) struct Statements {
     end: Statement,
     end_failed: Statement,
     park_claimed: Statement,
+    park_failed: Statement,
     park_crashed: Statement,
     park_new: Statement,
     park_forgotten: Statement,
     park_anyhow: Statement,
+    /// Whether the latest attempt that failed could not be noted.
+    is_unnoted: Arc<AtomicBool>,
 }
 
 impl Store {
@@ -119,10 +127,12 @@ impl Statements {
             end: prepare(complete::end_claims(schema)).await?,
             end_failed: prepare(complete::end_failed_claims(schema)).await?,
             park_claimed: prepare(park::park_claimed(schema)).await?,
+            park_failed: prepare(park::park_failed(schema)).await?,
             park_crashed: prepare(park::park_crashed(schema, free)).await?,
             park_new: prepare(park::park_new(schema)).await?,
             park_forgotten: prepare(park::park_forgotten(schema)).await?,
             park_anyhow: prepare(park::park_anyhow(schema, free)).await?,
+            is_unnoted: Arc::default(),
             scope,
             takes_any_text,
         })
@@ -185,8 +195,8 @@ impl Statements {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Ends claims, each in its way, and notes the attempts that failed. Returns those that were still
-    /// ours.
+    /// Ends claims, each in its way, and notes the attempts that failed, which needs no transaction to be
+    /// open. Returns those that were still ours.
     pub(crate) async fn end(
         &self,
         on: &impl GenericClient,
@@ -213,15 +223,41 @@ impl Statements {
             End::Failed { reason, took, .. } => took.map(|took| Failed { reason, took }),
             End::GivenBack { failed } => *failed,
         });
-        // What has its effect costs nothing more.
-        let rows = if failed.clone().all(|it| it.is_none()) {
-            on.query(&self.end, &parameters).await?
-        } else {
-            let (codes, took): (Vec<_>, Vec<_>) = failed.map(noted).unzip();
-            let more: [&(dyn ToSql + Sync); 2] = [&codes, &took];
-            on.query(&self.end_failed, &[&parameters[..], &more[..]].concat()).await?
-        };
+        let noting = failed.clone().any(|it| it.is_some()).then_some(&self.end_failed);
+        let (codes, took): (Vec<_>, Vec<_>) = failed.map(noted).unzip();
+        let more: [&(dyn ToSql + Sync); 2] = [&codes, &took];
+        let rows = self.run(on, (noting, &self.end), &parameters, &more).await?;
         Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Runs the statement that ends claims and notes failed attempts, if there are any. What cannot be
+    /// noted keeps no event from its end: then the other statement does the same without the notes.
+    async fn run(
+        &self,
+        on: &impl GenericClient,
+        (noting, plain): (Option<&Statement>, &Statement),
+        parameters: &[&(dyn ToSql + Sync)],
+        more: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>> {
+        // What has its effect costs nothing more.
+        let Some(noting) = noting else { return on.query(plain, parameters).await };
+        let refusal = match on.query(noting, &[parameters, more].concat()).await {
+            Err(error) if is_refused(&error) || asks_again(&error) => error,
+            noted => {
+                self.is_unnoted.fetch_and(noted.is_err(), Ordering::Relaxed);
+                return noted;
+            }
+        };
+        let rows = on.query(plain, parameters).await?;
+        if !self.is_unnoted.swap(true, Ordering::Relaxed) {
+            warn!(
+                consumer = self.scope.consumer,
+                error = Error::sql("note failed attempts")(refusal).without_data(),
+                hint = "see the rights on `inbox_attempts` in docs/security.md",
+                "failed attempts are not noted"
+            );
+        }
+        Ok(rows)
     }
 
     /// A reason that is about no event: the database must not refuse it.
@@ -281,8 +317,8 @@ impl Statements {
             &message.stream_created,
         ];
         let more: [&(dyn ToSql + Sync); 2] = [&code, &took];
-        let more = if claim.is_some() { &more[..] } else { &[] };
-        let rows = on.query(statement, &[&parameters[..], more].concat()).await?;
+        let noting = took.is_some().then_some(&self.park_failed);
+        let rows = self.run(on, (noting, statement), &parameters, &more).await?;
         Ok(!rows.is_empty())
     }
 }
@@ -313,7 +349,7 @@ fn noted(failed: Option<Failed<'_>>) -> (Option<i16>, Option<i32>) {
     (failed.and_then(|it| it.code()), took)
 }
 
-fn claim_of(row: &tokio_postgres::Row) -> ClaimReply {
+fn claim_of(row: &Row) -> ClaimReply {
     let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
     let duration = |index: usize| Duration::try_from_secs_f64(row.get(index)).unwrap_or_default();
     let remaining = || duration(3);

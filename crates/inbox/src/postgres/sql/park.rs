@@ -3,14 +3,11 @@ use super::attempts::note;
 use crate::record::UNFINISHED_MAX;
 
 pub(crate) fn park_claimed(schema: &str) -> String {
-    let dead = format!(
-        "UPDATE {schema}.inbox_messages AS m
-         SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
-             lease_token = NULL, expires_at = NULL
-         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-         WHERE {OURS} RETURNING m.attempts, m.lease_owner AS worker"
-    );
-    // `$14` is the code, `$15` how long the attempt took, if there was one.
+    park(schema, &dead_claimed(schema), "")
+}
+
+/// The same, where the attempt failed: `$14` is the code, `$15` how long it took.
+pub(crate) fn park_failed(schema: &str) -> String {
     let noted = format!(
         ", ended AS (
              SELECT ($2)[1] AS message_id, ($3)[1] AS event_time, attempts AS attempt,
@@ -19,7 +16,17 @@ pub(crate) fn park_claimed(schema: &str) -> String {
          ), {}",
         note(schema)
     );
-    park(schema, &dead, &noted)
+    park(schema, &dead_claimed(schema), &noted)
+}
+
+fn dead_claimed(schema: &str) -> String {
+    format!(
+        "UPDATE {schema}.inbox_messages AS m
+         SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
+             lease_token = NULL, expires_at = NULL
+         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+         WHERE {OURS} RETURNING m.attempts, m.lease_owner AS worker"
+    )
 }
 
 pub(crate) fn park_crashed(schema: &str, free: &str) -> String {

@@ -226,6 +226,28 @@ WITH dead AS (UPDATE public.inbox_messages AS m
          lease_token = NULL, expires_at = NULL
      FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
      WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker)
+     INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
+         subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
+         stream_created_at)
+     SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
+         dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
+     FROM dead
+     ON CONFLICT (consumer, message_id) DO UPDATE SET
+         event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
+         stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
+         stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
+         raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
+         attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
+         dead_at = EXCLUDED.dead_at
+     RETURNING letter.message_id;
+
+-- park an event that failed
+WITH dead AS (UPDATE public.inbox_messages AS m
+     SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
+         lease_token = NULL, expires_at = NULL
+     FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
+     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker), ended AS (
          SELECT ($2)[1] AS message_id, ($3)[1] AS event_time, attempts AS attempt,
              $14::smallint AS code, $15::int AS took, $10::text AS reason, worker

@@ -23,6 +23,7 @@ fn statements_are_written_down() {
         ("end claims", complete::end_claims(schema)),
         ("end claims, some of which failed", complete::end_failed_claims(schema)),
         ("park a claimed event", park::park_claimed(schema)),
+        ("park an event that failed", park::park_failed(schema)),
         ("park after crashes", park::park_crashed(schema, UNRESOLVED)),
         ("park a new event", park::park_new(schema)),
         ("park what is forgotten", park::park_forgotten(schema)),

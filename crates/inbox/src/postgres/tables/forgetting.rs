@@ -107,12 +107,18 @@ pub async fn look_after(
         return Ok(None);
     }
     let done = async {
-        let mut done = Box::pin(forget(client, schema, keep.records, dry_run)).await?;
+        let (mut done, before) = Box::pin(forget(client, schema, keep.records, dry_run)).await?;
         if let Some(keep) = keep.decisions {
             for (table, old) in old_decisions(schema) {
                 let keep = keep.as_secs_f64();
                 done.decisions += forget_rows(client, (&table, &old, "id"), &keep, dry_run).await?;
             }
+        }
+        // The last: nothing waits for them.
+        if let Some(before) = before {
+            let schema = quote(schema);
+            let (table, old) = (format!("{schema}.inbox_attempts"), of_no_record(&schema));
+            forget_rows(client, (&table, &old, "event_time"), &before, false).await?;
         }
         Ok(done)
     };
@@ -200,24 +206,25 @@ async fn count(
     Ok(row.get::<_, i64>(0).cast_unsigned())
 }
 
+/// Also says since when records are kept, if others went.
 async fn forget(
     client: &Client,
     schema: &str,
     keep: Option<Duration>,
     dry_run: bool,
-) -> Result<Maintained, Error> {
+) -> Result<(Maintained, Option<Timestamp>), Error> {
     let mut partitions = Partitions::load(client, schema).await?;
     let mut done = Maintained::default();
     if !dry_run {
         done.created = partitions.ahead(client, Width::of(keep)).await?;
     }
-    let Some(keep) = keep else { return Ok(done) };
+    let Some(keep) = keep else { return Ok((done, None)) };
     let horizon = partitions.horizon(client, keep).await?;
     if dry_run {
         let old = partitions.ranges.as_ref().map_or(0, |it| it.before(horizon).len());
         done.dropped = old as u64;
         done.deleted = partitions.delete_before(client, horizon, true).await?;
-        return Ok(done);
+        return Ok((done, None));
     }
     if partitions.forgotten_before.is_none_or(|before| before < horizon) {
         partitions.forget_before(client, horizon).await?;
@@ -231,10 +238,7 @@ async fn forget(
     done.dropped = partitions.drop_before(client, horizon).await?;
     // One partition has records from both sides of the horizon.
     done.deleted = partitions.delete_before(client, horizon, false).await?;
-    let schema = quote(schema);
-    let attempts = (format!("{schema}.inbox_attempts"), of_no_record(&schema));
-    forget_rows(client, (&attempts.0, &attempts.1, "event_time"), &horizon, false).await?;
-    Ok(done)
+    Ok((done, Some(horizon)))
 }
 
 /// What people decided, and the requests to rewind that were carried out, or could not be.
