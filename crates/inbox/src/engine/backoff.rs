@@ -36,7 +36,8 @@ impl Pauses {
 
     /// Of a consumer, between events with which it is found out whether the handler works again.
     pub(crate) fn of_consumer(&self) -> Backoff {
-        let first = self.after(1);
+        // A service that is away is never tried without one.
+        let first = self.0.iter().find(|it| !it.is_zero()).copied().unwrap_or(EVENT.first);
         Backoff { first, max: self.longest().min(CONSUMER_MAX).max(first) }
     }
 }
@@ -96,5 +97,13 @@ mod tests {
         assert_eq!(pauses.of_consumer(), of_consumer);
         let days = Pauses::new(vec![Duration::from_hours(24)]).expect("some");
         assert_eq!(days.of_consumer().max, days.longest(), "unless that is what is wanted");
+    }
+
+    #[test]
+    fn a_service_that_is_away_is_never_tried_without_a_pause() {
+        for (pauses, first) in [([0, 60, 300], 60), ([0, 0, 0], 1)] {
+            let of_consumer = Pauses::new(secs(&pauses).into()).expect("some").of_consumer();
+            assert_eq!(of_consumer.after(1), Duration::from_secs(first));
+        }
     }
 }
