@@ -157,17 +157,18 @@ impl RoleHolder {
         match next {
             Move::Role(index, step) => self.step((index, step), store, share).await?,
             Move::Look { joins } => {
-                let count = self.parts.len();
-                let looking = self.parts[0].statements.look_around(client, joins, count);
+                let looking = self.parts[0].statements.look_around(client, joins, self.parts.len());
                 let seen = answered_within(within, "look for partitions", looking).await?;
                 share.looked(&seen, Instant::now());
             }
             Move::GiveBack(index) => {
                 let part = &self.parts[index];
                 let handled = *part.context.handled.borrow();
-                let is_drained = !part.context.left_behind.swap(false, Ordering::Relaxed);
+                let is_drained = !part.context.left_behind.load(Ordering::Relaxed);
                 let giving = part.statements.release(client, handled, is_drained);
                 answered_within(within, "give a partition back", giving).await?;
+                // Not before: if it fails, it is said again.
+                part.context.left_behind.store(false, Ordering::Relaxed);
                 share.given_back(index, Instant::now());
             }
             Move::Wait { .. } => {}
