@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 5278),
     ("inbox", 10444),
     ("lab", 6534),
-    ("operate", 13368),
+    ("operate", 13370),
     ("outbox", 2146),
     ("pgoutput", 481),
     ("relay", 18077),

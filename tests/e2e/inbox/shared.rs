@@ -216,6 +216,11 @@ async fn operators_have_one_consumer_whoever_handles_it() {
     let requeue = ["inbox", "dlq", "requeue", "--consumer", "billing", &sick, "--why", "a test"];
     env.ends_with(0, &requeue).await;
     wait_processed(&env, 41).await;
+    env.execute(
+        "INSERT INTO inbox_roles (consumer, token, owner, expires_at, partition)
+         VALUES ('billing', gen_random_uuid(), 'of a fifth partition, once', '-infinity', 4)",
+    )
+    .await;
     let rewind = ["inbox", "rewind", "--consumer", "billing", "--to-sequence", "1", "--again"];
     let who = ["--execute", "--by", "ada", "--why", "a test", "--json"];
     let (told, _) = env.ends_with(0, &[&rewind[..], &who].concat()).await;

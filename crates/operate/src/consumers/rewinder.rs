@@ -87,7 +87,7 @@ pub struct RewindPlan {
     /// What comes again from there on.
     #[serde(flatten)]
     pub counts: RewindCounts,
-    /// Whether a worker has the consumer. Otherwise the next one carries it out.
+    /// Whether a worker has the consumer, or some of it. Otherwise the next one carries it out.
     pub worker_active: bool,
 }
 
@@ -296,11 +296,13 @@ impl Rewinder {
 
     async fn has_worker(&self) -> Result<bool, Error> {
         let sql = format!(
-            "SELECT bool_and(expires_at > clock_timestamp()) FROM {}.inbox_roles
-             WHERE consumer = $1 HAVING count(*) > 0",
+            "SELECT bool_or(expires_at > clock_timestamp()) FROM {}.inbox_roles
+             WHERE consumer = $1 AND partition < $2 HAVING count(*) > 0",
             self.schema
         );
-        let rows = query(&self.connection, DOING, &sql, &[&self.config.consumer]).await?;
+        let partitions = self.config.partitions.map_or(1, |it| it.get().cast_signed());
+        let parameters: [&(dyn ToSql + Sync); 2] = [&self.config.consumer, &partitions];
+        let rows = query(&self.connection, DOING, &sql, &parameters).await?;
         rows.first().map(|row| row.get(0)).ok_or_else(|| Error::Refused {
             problem: format!("no worker ever ran consumer \"{}\" here", self.config.consumer),
             hint: "what has no inbox is rewound at the broker: `nats consumer reset`; its effects \
