@@ -26,6 +26,9 @@ use crate::message::MessageId;
 /// Failures in a row after which the consumer is paused: the second one may not be an accident.
 const OUTAGE_MIN: u32 = 2;
 
+/// The longest pause that is kept because a service asks for it, unless those of the consumer are longer.
+const ASKED_MAX: Duration = Duration::from_mins(10);
+
 /// A handler that cannot work at the moment, whatever the event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trouble {
@@ -210,7 +213,7 @@ impl Breaker {
             Phase::Closed | Phase::HalfOpen { .. } => {
                 self.failures += 1;
                 let bound = self.backoff.after(self.failures.saturating_sub(OUTAGE_MIN) + 1);
-                let asked = after.unwrap_or_default().min(self.backoff.max);
+                let asked = after.unwrap_or_default().min(ASKED_MAX.max(self.backoff.max));
                 let pause = bound.mul_f64(chance).max(asked);
                 self.phase = Phase::Open { until: now + pause };
             }
@@ -402,7 +405,11 @@ mod tests {
         let mut breaker = Breaker::new(BACKOFF);
         let now = Instant::now();
         let trouble = Trouble { after: Some(Duration::from_secs(30)), ..away() };
-        breaker.failed(id(1), trouble, now, 0.5);
+        breaker.failed(id(1), trouble.clone(), now, 0.5);
         assert_eq!(breaker.next_probe(now), Some(now + Duration::from_secs(30)));
+        let second = Duration::from_secs(1);
+        let mut hasty = Breaker::new(Backoff { first: second, max: second });
+        hasty.failed(id(1), trouble, now, 0.5);
+        assert_eq!(hasty.next_probe(now), Some(now + Duration::from_secs(30)));
     }
 }
