@@ -90,6 +90,8 @@ pub(crate) struct Breaker {
     trouble: Option<(TroubleKind, String)>,
     /// Events that failed since the handler answered last.
     failing: HashMap<MessageId, Failure>,
+    /// How many of them were given up since.
+    gone: usize,
     suspects: HashMap<MessageId, Suspect>,
     /// The suspect that is at work.
     trial: Option<MessageId>,
@@ -114,6 +116,7 @@ impl Breaker {
             failures: 0,
             trouble: None,
             failing: HashMap::new(),
+            gone: 0,
             suspects: HashMap::new(),
             trial: None,
             turns: 0,
@@ -166,7 +169,7 @@ impl Breaker {
             Phase::Closed => Leave::All,
             Phase::Open { until } if now >= until => Leave::Probe,
             // It may be about this one event.
-            Phase::Open { .. } if self.failing.len() <= 1 => Leave::OtherProbe,
+            Phase::Open { .. } if self.failing.len() + self.gone <= 1 => Leave::OtherProbe,
             Phase::Open { .. } | Phase::HalfOpen { .. } => Leave::Nothing,
         }
     }
@@ -235,7 +238,7 @@ impl Breaker {
         self.phase = Phase::Closed;
         self.failures = 0;
         self.trouble = None;
-        let alone = self.failing.len() == 1;
+        let alone = self.failing.len() + std::mem::take(&mut self.gone) == 1;
         let mut at_fault = None;
         for (id, failure) in self.failing.drain() {
             let suspect = self.suspects.entry(id).or_default();
@@ -262,6 +265,13 @@ impl Breaker {
         self.failures = 0;
         self.trouble = None;
         self.failing.clear();
+        self.gone = 0;
+    }
+
+    /// An event that failed becomes a dead letter. It counts among those that failed all the same.
+    pub(crate) fn given_up(&mut self, id: MessageId) {
+        self.gone += usize::from(self.failing.contains_key(&id));
+        self.forget(id);
     }
 
     /// An event has had its end.
@@ -358,6 +368,20 @@ mod tests {
         }
         assert_eq!(breaker.answered(id(1)), None);
         assert!(!breaker.suspects.contains_key(&id(1)), "it was answered");
+    }
+
+    #[test]
+    fn who_fails_beside_one_that_is_given_up_does_not_fail_alone() {
+        let mut breaker = Breaker::new(BACKOFF);
+        let now = Instant::now();
+        breaker.failed(id(1), away(), now, 1.0);
+        breaker.started(id(2));
+        breaker.failed(id(2), away(), now, 1.0);
+        breaker.given_up(id(2));
+        assert_eq!(breaker.leave(now), Leave::Nothing);
+        breaker.started(id(3));
+        breaker.answered(id(3));
+        assert_eq!(breaker.suspects[&id(1)].strikes, 0);
     }
 
     #[test]

@@ -307,8 +307,10 @@ impl ConsumerEngine {
         self.count(&outcome);
         let reply = self.lanes.ended(id, ending, now);
         match outcome {
-            Outcome::Trouble(trouble) | Outcome::Expired(trouble) => {
+            Outcome::Trouble(trouble) => self.failed(id, trouble, (now, time), chance),
+            Outcome::Expired(trouble) => {
                 self.failed(id, trouble, (now, time), chance);
+                self.breaker.given_up(id);
             }
             Outcome::Processed
             | Outcome::Skipped
