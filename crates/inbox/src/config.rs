@@ -155,6 +155,9 @@ impl Config {
         if self.lease < Duration::from_secs(1) || self.ack_wait < Duration::from_secs(1) {
             return bad("lease and ack_wait are at least 1s");
         }
+        if self.give_up_after.is_some_and(|it| it < Duration::from_secs(1)) {
+            return bad("give_up_after is at least 1s");
+        }
         let names_partition = |it: &String| it.contains(PARTITION);
         let all_do = self.filter_subjects.iter().all(names_partition);
         if self.partitions.is_some() && (!all_do || self.filter_subjects.is_empty()) {

@@ -293,7 +293,9 @@ impl Statements {
             (subject, "{}".to_owned(), Some(message.header_block()), reason)
         } else {
             let raw = message.raw_headers.clone();
-            (message.subject.clone(), message.headers_json(), raw, storable(reason))
+            let expired = cause == Cause::Expired;
+            let reason = if expired { self.harmless(reason) } else { storable(reason) };
+            (message.subject.clone(), message.headers_json(), raw, reason)
         };
         let Key { id, event_time } = message.key;
         let seq = message.stream_seq.cast_signed();
