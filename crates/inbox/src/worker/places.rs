@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) struct Places {
     /// Of the whole; none where the session has them all.
     all: Option<Arc<Semaphore>>,
-    held: Vec<OwnedSemaphorePermit>,
+    held: Option<OwnedSemaphorePermit>,
     /// Comes when others have given one back.
     next: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send + Sync>>>,
 }
@@ -30,17 +30,28 @@ impl Places {
     /// else has or waits for.
     pub(crate) fn take(&mut self) -> Option<usize> {
         let all = self.all.as_ref()?;
-        while self.next.is_none()
-            && let Ok(place) = Arc::clone(all).try_acquire_owned()
+        let free = u32::try_from(all.available_permits()).unwrap_or(u32::MAX);
+        if self.next.is_none()
+            && free > 0
+            && let Ok(places) = Arc::clone(all).try_acquire_many_owned(free)
         {
-            self.held.push(place);
+            self.hold(places);
         }
-        Some(self.held.len())
+        Some(self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits))
+    }
+
+    fn hold(&mut self, places: OwnedSemaphorePermit) {
+        match &mut self.held {
+            Some(held) => held.merge(places),
+            none => *none = Some(places),
+        }
     }
 
     /// Gives back what is not used.
     pub(crate) fn keep(&mut self, used: usize) {
-        self.held.truncate(used);
+        if let Some(held) = &mut self.held {
+            drop(held.split(held.num_permits().saturating_sub(used)));
+        }
     }
 
     /// Waits in line, if another is wanted.
@@ -56,6 +67,6 @@ impl Places {
         let Some(next) = &mut self.next else { return std::future::pending().await };
         let place = next.await;
         self.next = None;
-        self.held.push(place);
+        self.hold(place);
     }
 }

@@ -71,7 +71,7 @@ enum Sign {
     Withdrawn,
     Read,
     Published(&'static [u8]),
-    HoldLimits(usize),
+    Room(usize),
     Closed,
     Abandoned,
     Logged,
@@ -88,7 +88,7 @@ fn sign_of(effect: &Effect) -> Sign {
         Effect::GiveBack(_) => Sign::Published(GIVEN_BACK),
         Effect::Leave(_) => Sign::Published(LATER),
         Effect::Load(_) => Sign::Read,
-        Effect::Request(room) => Sign::HoldLimits(*room),
+        Effect::Request(room) => Sign::Room(*room),
         Effect::Close => Sign::Closed,
         Effect::AbandonAll => Sign::Abandoned,
         Effect::Tell(_) => Sign::Logged,
@@ -218,7 +218,7 @@ async fn carry_out(nats: &Client, log: &Log, effect: Effect) {
         Sign::Withdrawn => assert!(begin.await.is_err()),
         Sign::Read => drop(begun.loads.join_next().await.expect("it is read").unwrap()),
         Sign::Published(text) => assert_eq!(published.next().await.unwrap().payload, text),
-        Sign::HoldLimits(room) => assert!(feed.room_for(room).await.is_ok()),
+        Sign::Room(room) => assert!(feed.room_for(room).await.is_ok()),
         Sign::Closed => {
             assert!(begun.reports.is_none());
             feed.closed().await;
