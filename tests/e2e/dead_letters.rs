@@ -102,6 +102,29 @@ async fn a_poisoned_event_is_found_mended_and_published_under_its_own_id() {
     dlq(&env, 3, &["requeue", &id, "--direct"]).await;
 }
 
+/// Its row may not have been visible yet when it was parked.
+// proves: G-DEAD-4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_still_there_becomes_what_its_dead_letter_was_mended_to() {
+    let env = env("skip").await;
+    for keys in ["", "ALTER TABLE outbox_events DROP CONSTRAINT outbox_events_pkey"] {
+        env.execute(keys).await;
+        let row =
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+                headers)
+            VALUES (gen_random_uuid(), 'order', 'a', 'Placed', '{}', '[]') RETURNING id";
+        let id: Uuid = env.query(row).await;
+        let mended = "INSERT INTO outbox_dead_letter (id, aggregate_type, aggregate_id, event_type,
+                payload, headers, reason)
+            SELECT id, aggregate_type, 'b', 'Paid', '{\"n\": 1}', '{\"x\": \"y\"}', '' FROM outbox_events";
+        env.execute(mended).await;
+        dlq(&env, 0, &["requeue", &id.to_string(), "--direct"]).await;
+        let is = "WITH gone AS (DELETE FROM outbox_events RETURNING *)
+            SELECT concat_ws(' ', aggregate_id, event_type, payload, headers) FROM gone";
+        assert_eq!(env.query::<String>(is).await, r#"b Paid {"n": 1} {"x": "y"}"#, "{keys}");
+    }
+}
+
 /// An event that is in the stream after all, because somebody brought it there, is not
 /// published a second time, and the operator is told.
 #[tokio::test(flavor = "multi_thread")]

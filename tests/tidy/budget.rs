@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13370),
     ("outbox", 2146),
     ("pgoutput", 481),
-    ("relay", 18077),
+    ("relay", 18085),
     ("servers", 2349),
     ("tailpost", 12131),
 ];

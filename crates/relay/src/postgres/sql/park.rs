@@ -187,7 +187,7 @@ impl Store {
 
     /// Puts what a CTE named `back` holds, whole rows of the dead-letter table, back into the outbox,
     /// for the scanner. The event's first row may still be there, if it was not visible when it was
-    /// parked.
+    /// parked: it becomes what the dead letter is now.
     pub async fn put_back(&self) -> Result<String, Error> {
         let (table, outbox) = (&self.table, self.table.quoted());
         let sql = "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
@@ -196,49 +196,57 @@ impl Store {
         let rows = self.query("look at the table's columns", sql, &[&outbox]).await?;
         let types: HashMap<String, String> =
             rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let (mut names, mut values) = (Vec::new(), Vec::new());
+        let (mut names, mut values, mut changes) = (Vec::new(), Vec::new(), Vec::new());
+        let has_unique_id = self.has_unique_id().await?;
         for column in Column::ALL {
             // Dead letters have the documented names.
-            let dead = column.documented_name();
+            let dead = format!("back.{}", column.documented_name());
             let Some(wanted) = types.get(table.columns().name(column)) else { continue };
-            names.push(table.column(column));
-            values.push(match (column, wanted.as_str()) {
-                (Column::Payload, "bytea") => dead.to_owned(),
+            let name = table.column(column);
+            let value = match (column, wanted.as_str()) {
+                (Column::Payload, "bytea") => dead,
                 (Column::OccurredAt, wanted) if wanted.ends_with("without time zone") => {
                     format!("{dead} AT TIME ZONE 'UTC'")
                 }
-                (Column::OccurredAt, _) => dead.to_owned(),
+                (Column::OccurredAt, _) => dead,
                 // As it was, if it was no JSON.
                 (Column::Headers, wanted) if !wanted.starts_with("json") => format!(
                     "CASE jsonb_typeof({dead}) WHEN 'string' THEN {dead} #>> '{{}}'
                          ELSE {dead}::text END::{wanted}"
                 ),
                 (_, wanted) => format!("{dead}::text::{wanted}"),
-            });
+            };
+            if column != Column::Id {
+                let changed = if has_unique_id { &format!("excluded.{name}") } else { &value };
+                changes.push(format!("{name} = {changed}"));
+            }
+            names.push(name);
+            values.push(value);
         }
-        let (id, payload) = (table.column(Column::Id), table.column(Column::Payload));
+        let id = table.column(Column::Id);
         let name = outbox.replace('\'', "''");
         let (names, values) = (names.join(", "), values.join(", "));
         let insert = format!(
             "INSERT INTO {outbox} AS o ({names}, seq, txid)
-             SELECT {values}, coalesce(seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
+             SELECT {values}, coalesce(back.seq, nextval(pg_get_serial_sequence('{name}', 'seq'))),
                  '{REQUEUED_TXID}'::xid8
              FROM back"
         );
         let renewed = format!(
-            "publish_attempts = 0, publish_error = NULL, next_attempt_at = NULL,
-                 txid = '{REQUEUED_TXID}'::xid8"
+            "{}, publish_attempts = 0, publish_error = NULL,
+                 next_attempt_at = NULL, txid = '{REQUEUED_TXID}'::xid8",
+            changes.join(", ")
         );
-        let put = if self.has_unique_id().await? {
+        let put = if has_unique_id {
             format!(
                 "{insert} ORDER BY seq
-                 ON CONFLICT ({id}) DO UPDATE SET {payload} = excluded.{payload}, {renewed}
+                 ON CONFLICT ({id}) DO UPDATE SET {renewed}
                      WHERE o.published_at IS NULL"
             )
         } else {
             // Nothing says that ids are unique: a partitioned table's key has other columns, too.
             format!(
-                "UPDATE {outbox} o SET {payload} = back.payload, {renewed}
+                "UPDATE {outbox} o SET {renewed}
                  FROM back WHERE o.{id} = back.id AND o.published_at IS NULL
              ), added AS (
                  {insert} WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.{id} = back.id)
