@@ -34,7 +34,7 @@ pub struct Config {
     pub ack_wait: Duration,
     /// How long to wait between attempts.
     pub pauses: Pauses,
-    /// How long after its first attempt an event that fails becomes a dead letter.
+    /// How long after it failed first an event that fails becomes a dead letter.
     pub give_up_after: Option<Duration>,
     /// How many events are begun in a time.
     pub rate: Option<Rate>,

@@ -216,7 +216,7 @@ settings! {
     /// How long to wait between attempts, at most: [`Pauses`], or a [`Backoff`](crate::Backoff) for
     /// pauses that double. From 1 s to 5 min, unless this is set.
     pauses: impl Into<Pauses> => Into::into,
-    /// How long after its first attempt an event that fails becomes a dead letter, whatever the
+    /// How long after it failed first an event that fails becomes a dead letter, whatever the
     /// number of attempts, and also while what the handler needs is away: never, if this is not set.
     give_up_after: Duration => Some,
     /// How many events are begun in a time: as many as can be, if this is not set.

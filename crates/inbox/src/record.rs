@@ -21,8 +21,8 @@ pub struct Key {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ClaimReply {
     /// It is ours; this attempt, and all that did not end, are counted.
-    /// The first attempt began so long ago, since the event was requeued if it was.
-    Claimed { attempts: u32, unfinished: u32, age: Duration },
+    /// An attempt failed first so long ago, if one did, since the event was requeued if it was.
+    Claimed { attempts: u32, unfinished: u32, age: Option<Duration> },
     /// It has had its effect, or is a dead letter, or was rejected: nothing is left to do.
     Resolved,
     /// Somebody else has it, for so long at most.

@@ -97,8 +97,8 @@ mod tests {
         let tally = Tally::default();
         let remaining = Duration::ZERO;
         for (times, reply) in [
-            (1, ClaimReply::Claimed { attempts: 1, unfinished: 1, age: Duration::ZERO }),
-            (2, ClaimReply::Claimed { attempts: 2, unfinished: 2, age: Duration::ZERO }),
+            (1, ClaimReply::Claimed { attempts: 1, unfinished: 1, age: None }),
+            (2, ClaimReply::Claimed { attempts: 2, unfinished: 2, age: None }),
             (3, ClaimReply::Leased { remaining }),
             (4, ClaimReply::Resolved),
             (5, ClaimReply::Early { remaining }),

@@ -15,7 +15,7 @@ mod recording;
 mod verdicts;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use rand::{RngExt, SeedableRng};
 
 use self::broker_model::BrokerModel;
 use self::process::Process;
-use self::record_model::{RecordModel, Status};
+use self::record_model::RecordModel;
 use super::backoff::Backoff;
 use super::lanes::Load;
 use crate::message::{Message, Whence};
@@ -85,6 +85,8 @@ struct Mix {
     stops: bool,
     /// Somebody pauses the consumer for a while.
     pauses: bool,
+    /// An event that fails for so long is a dead letter.
+    give_up_after: Option<Duration>,
     /// Somebody requeues dead letters.
     requeues: bool,
     /// Commits take long, now and then.
@@ -151,6 +153,9 @@ struct World {
     paused: (Instant, Instant),
     natures: HashMap<u64, Nature>,
     failed_calls: HashMap<u64, u32>,
+    /// Since when each failed, as its handler saw it, since it was requeued if it was.
+    failing_since: HashMap<u64, Instant>,
+    expired: HashSet<u64>,
     effects: HashMap<u64, u32>,
 }
 
@@ -206,6 +211,8 @@ impl World {
             paused,
             natures: HashMap::new(),
             failed_calls: HashMap::new(),
+            failing_since: HashMap::new(),
+            expired: HashSet::new(),
             effects: HashMap::new(),
         };
         world.after(0, 1, Happening::Publish);
@@ -314,6 +321,7 @@ impl World {
                 let dead = dead.iter().filter(|id| self.records.rows[id].requeued < 2);
                 if let Some(id) = dead.copied().next() {
                     self.records.requeue(id, self.now);
+                    self.failing_since.remove(&id);
                 }
             }
             _ => {}
@@ -347,31 +355,6 @@ impl World {
         }
         self.check_ends();
     }
-
-    /// Without faults of ours each event has the end that its nature says, and after that many
-    /// attempts.
-    fn check_ends(&self) {
-        let Mix { statements, away, crashes, stalls, stops, .. } = *self.mix;
-        let is_quiet = statements == 0.0 && !(away || crashes || stalls || stops);
-        for (id, row) in &self.records.rows {
-            let nature = self.natures[id];
-            let dies = matches!(nature, Nature::Poison | Nature::Rejected | Nature::Downer)
-                || nature == Nature::Killer;
-            assert!(!dies || row.status == Status::Dead, "{id} is {nature:?}: {row:?}");
-            if is_quiet && !dies {
-                assert_eq!(row.status, Status::Processed, "{id} is {nature:?}: {row:?}");
-            }
-            // The two messages of an id are in two lanes here, and may take its record from each other.
-            let is_single = id_of(id + 1) != *id;
-            if is_quiet && is_single && matches!(nature, Nature::Good | Nature::Slow) {
-                assert_eq!(row.attempts, 1, "{id} is {nature:?}: {row:?}");
-            }
-            let effects = self.effects.get(id).copied().unwrap_or(0);
-            let is_processed = row.status == Status::Processed;
-            assert!(effects > 0 || !is_processed, "{id} has no effect");
-            assert!(effects == 0 || is_processed || !self.shares, "{id} is {row:?}");
-        }
-    }
 }
 
 const CALM: Mix = Mix {
@@ -384,6 +367,7 @@ const CALM: Mix = Mix {
     stalls: false,
     stops: false,
     pauses: false,
+    give_up_after: None,
     requeues: false,
     slow_commits: false,
     large: false,
@@ -427,6 +411,20 @@ fn an_outage_costs_no_attempt_and_an_event_that_brings_the_service_down_ends() {
             Nature::Downer,
         ],
         outage: true,
+        ..CALM
+    };
+    play(&MIX);
+}
+
+// proves: G-EFFECT-5
+#[test]
+fn an_event_expires_that_failed_for_so_long_and_none_at_its_first_call() {
+    static MIX: Mix = Mix {
+        natures: &[Nature::Good, Nature::Good, Nature::Good, Nature::Slow, Nature::Poison],
+        outage: true,
+        pauses: true,
+        requeues: true,
+        give_up_after: Some(Duration::from_secs(2)),
         ..CALM
     };
     play(&MIX);

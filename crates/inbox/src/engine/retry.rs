@@ -19,8 +19,9 @@ const CONTENDED_WAIT: Duration = Duration::from_millis(100);
 /// What is done about the answer to a claim.
 #[derive(Debug)]
 pub(crate) enum Begin {
-    /// The handler is asked. So many attempts were started, this one included, the first so long ago.
-    Handle { attempts: u32, age: Duration },
+    /// The handler is asked. So many attempts were started, this one included; the first failed so long
+    /// ago.
+    Handle { attempts: u32, age: Option<Duration> },
     /// As if it had not been claimed: it has to be alone.
     Alone,
     /// It becomes a dead letter: so many attempts were started, and the last ones never ended.
@@ -78,11 +79,11 @@ pub(crate) enum Decision {
 pub(crate) struct Patience<'a> {
     pub(crate) max_attempts: u32,
     pub(crate) pauses: &'a Pauses,
-    /// Since its first attempt.
+    /// Since its first attempt failed.
     pub(crate) give_up_after: Option<Duration>,
 }
 
-/// `attempts` is how many were started, this one included, the first of them `age` ago; `chance` is a
+/// `attempts` is how many were started, this one included; the first failed `age` ago; `chance` is a
 /// random number in `0..1`: the part of the delay that is waited, so that what failed together does not
 /// come back together.
 pub(crate) fn decide(

@@ -357,7 +357,9 @@ fn claim_of(row: &Row) -> ClaimReply {
     let remaining = || duration(3);
     match row.get(0) {
         "claimed" => {
-            ClaimReply::Claimed { attempts: count(1), unfinished: count(2), age: duration(4) }
+            let age = row.get::<_, Option<f64>>(4);
+            let age = age.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
+            ClaimReply::Claimed { attempts: count(1), unfinished: count(2), age }
         }
         "resolved" => ClaimReply::Resolved,
         "leased" => ClaimReply::Leased { remaining: remaining() },

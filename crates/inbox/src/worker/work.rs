@@ -91,14 +91,14 @@ pub(crate) struct Claimed {
     /// Before it was claimed, by our clock.
     pub(crate) since: Instant,
     pub(crate) attempts: u32,
-    /// How long ago the first of them began, then.
-    pub(crate) age: Duration,
+    /// How long ago the first of them failed, then.
+    pub(crate) age: Option<Duration>,
 }
 
 impl Claimed {
-    /// How many attempts were started, and how long ago the first was.
+    /// How many attempts were started, and how long ago the first failed.
     pub(crate) fn tried(&self) -> (u32, Duration) {
-        (self.attempts, self.age + self.since.elapsed())
+        (self.attempts, self.age.map_or(Duration::ZERO, |it| it + self.since.elapsed()))
     }
 }
 
@@ -220,13 +220,13 @@ impl Context {
         Ok((ours, done))
     }
 
-    /// Which attempt begins, and how long ago the first did, or what becomes of the event without one.
+    /// Which attempt begins, and how long ago the first failed, or what becomes of the event without one.
     async fn begin(
         &self,
         store: &Store,
         item: &Item,
         (claim, reply): (Claim, ClaimReply),
-    ) -> Result<Result<(u32, Duration), Report>, Error> {
+    ) -> Result<Result<(u32, Option<Duration>), Report>, Error> {
         self.tally.claimed(&reply);
         if let ClaimReply::Leased { remaining } = reply {
             info!(
@@ -331,7 +331,7 @@ impl Context {
         Ok(parked)
     }
 
-    /// `tried` is how many attempts were started, and how long ago the first was.
+    /// `tried` is how many attempts were started, and how long ago the first failed.
     pub(crate) fn decide(&self, verdict: Verdict, tried: (u32, Duration)) -> Decision {
         let Config { max_attempts, ref pauses, give_up_after, .. } = *self.config;
         let patience = Patience { max_attempts, pauses, give_up_after };

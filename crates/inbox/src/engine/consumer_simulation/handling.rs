@@ -35,13 +35,16 @@ pub(super) struct Job {
     began: Instant,
 }
 
+/// How many attempts were started, and when one failed first.
+pub(super) type Tried = (u32, Option<Instant>);
+
 /// An event that was claimed.
 pub(super) struct Task {
     pub(super) session: u64,
     pub(super) job: u64,
     pub(super) item: Item,
     pub(super) token: Uuid,
-    pub(super) attempts: u32,
+    pub(super) tried: Tried,
     /// The lease, as renewed.
     pub(super) until: Instant,
     pub(super) began: Instant,
@@ -64,7 +67,7 @@ pub(super) struct Ended {
     pub(super) session: u64,
     pub(super) item: Item,
     pub(super) token: Uuid,
-    pub(super) attempts: u32,
+    pub(super) tried: Tried,
     pub(super) verdict: Option<Verdict>,
 }
 
@@ -125,7 +128,7 @@ impl World {
                 continue;
             }
             let mut reports = undone_but(&items, &[seq]);
-            if let Decision::GiveBack(trouble) = self.decide(verdict, 1) {
+            if let Decision::GiveBack(trouble) = self.decide(seq, verdict, (1, None)) {
                 let report = reports.iter_mut().find(|it| it.id == item.id()).expect("all");
                 *report = Report::trouble(item, trouble);
             }
@@ -229,10 +232,10 @@ impl World {
         reply: ClaimReply,
     ) -> Option<Report> {
         let id = id_of(item.id().seq);
-        let attempts = match begin(item, reply, self.random.random()) {
-            Begin::Handle { attempts, .. } => attempts,
+        let tried = match begin(item, reply, self.random.random()) {
+            Begin::Handle { attempts, age } => (attempts, age.map(|it| self.now - it)),
             Begin::Alone => {
-                self.records.release(id, token, self.now);
+                self.records.release(id, token, self.now, false);
                 return Some(Report::undone(item, Path::Alone));
             }
             Begin::Crashed { .. } => {
@@ -244,7 +247,7 @@ impl World {
         };
         if let Some(reason) = &item.at_fault {
             let verdict = Verdict::retry(reason);
-            let written = self.write_failure(worker, item, (token, attempts), verdict);
+            let written = self.write_failure(worker, item, (token, tried), verdict);
             return written.or(Some(Report::waits(item, PAUSE, item.path)));
         }
         let is_last = matches!(reply, ClaimReply::Claimed { unfinished, .. }
@@ -261,7 +264,7 @@ impl World {
             job,
             item: item.clone(),
             token,
-            attempts,
+            tried,
             until: self.now + LEASE,
             began: self.now,
             is_broken: false,
@@ -302,7 +305,7 @@ impl World {
     fn handled_in_transaction(&mut self, worker: usize, number: u64, task: Task) {
         let (seq, undone) = (task.item.id().seq, Report::undone(&task.item, Path::Careful));
         let verdict = self.verdict(seq, task.began);
-        let claim = (task.token, task.attempts);
+        let claim = (task.token, task.tried);
         if task.is_broken {
             return self.begin_release(worker, number, task, undone);
         }
@@ -359,11 +362,10 @@ impl World {
     }
 
     pub(super) fn ended_task(&self, worker: usize, number: u64) -> Ended {
-        let Task { session, item, token, attempts, stage, .. } =
-            &self.workers[worker].tasks[&number];
+        let Task { session, item, token, tried, stage, .. } = &self.workers[worker].tasks[&number];
         let Stage::Ended(verdict) = stage else { unreachable!("it is being written") };
         let (item, verdict) = (item.clone(), verdict.clone());
-        Ended { session: *session, item, token: *token, attempts: *attempts, verdict }
+        Ended { session: *session, item, token: *token, tried: *tried, verdict }
     }
 
     pub(super) fn left(&mut self, worker: usize, task: &Task) {
@@ -385,7 +387,7 @@ impl World {
     fn release(&mut self, worker: usize, number: u64, task: Task) {
         let fate = self.fate(worker);
         if fate != Fate::Refused {
-            self.records.release(id_of(task.item.id().seq), task.token, self.now);
+            self.records.release(id_of(task.item.id().seq), task.token, self.now, false);
         }
         match task.stage {
             Stage::Releasing(then) if fate == Fate::Done => self.end_task(worker, task.job, then),
@@ -441,7 +443,7 @@ impl World {
         let Some(session) = session else { return };
         let seq = report.id.seq;
         session.at_work.remove(&seq);
-        if let Outcome::Trouble(_) = report.outcome {
+        if let Outcome::Trouble(_) | Outcome::Expired(_) = report.outcome {
             session.failing.insert(seq);
             session.may_probe = false;
         } else if !report.answered {

@@ -30,8 +30,8 @@ pub(super) struct Record {
     token: Option<Uuid>,
     expires_at: Instant,
     next_attempt_at: Instant,
-    /// The first attempt, since it was requeued if it was.
-    began_at: Instant,
+    /// When an attempt failed first, since it was requeued if it was.
+    tried_since: Option<Instant>,
     /// It was a dead letter once.
     pub(super) was_dead: bool,
     pub(super) has_letter: bool,
@@ -139,13 +139,13 @@ impl RecordModel {
                 token: Some(token),
                 expires_at,
                 next_attempt_at: now,
-                began_at: now,
+                tried_since: None,
                 was_dead: false,
                 has_letter: false,
                 requeued: 0,
             };
             self.rows.insert(id, new);
-            return ClaimReply::Claimed { attempts: 1, unfinished: 1, age: Duration::ZERO };
+            return ClaimReply::Claimed { attempts: 1, unfinished: 1, age: None };
         };
         let is_free = match row.status {
             Status::Processed | Status::Dead => return ClaimReply::Resolved,
@@ -167,7 +167,7 @@ impl RecordModel {
         }
         (row.status, row.token, row.expires_at) = (Status::Processing, Some(token), expires_at);
         row.attempts += 1;
-        let age = now - row.began_at;
+        let age = row.tried_since.map(|it| now - it);
         ClaimReply::Claimed { attempts: row.attempts, unfinished: unfinished + 1, age }
     }
 
@@ -184,7 +184,7 @@ impl RecordModel {
             token: None,
             expires_at: now,
             next_attempt_at: now,
-            began_at: now,
+            tried_since: None,
             was_dead: false,
             has_letter: false,
             requeued: 0,
@@ -203,9 +203,11 @@ impl RecordModel {
         self.end(id, token, Status::Processed).is_some()
     }
 
-    pub(super) fn fail(&mut self, id: u64, token: Uuid, due_at: Instant) -> bool {
-        let row = self.end(id, token, Status::Failed);
-        row.map(|it| it.next_attempt_at = due_at).is_some()
+    pub(super) fn fail(&mut self, id: u64, token: Uuid, now: Instant, delay: Duration) -> bool {
+        let Some(row) = self.end(id, token, Status::Failed) else { return false };
+        row.next_attempt_at = now + delay;
+        row.tried_since.get_or_insert(now);
+        true
     }
 
     pub(super) fn park(&mut self, id: u64, token: Uuid) -> bool {
@@ -226,8 +228,9 @@ impl RecordModel {
         row.bury();
     }
 
-    pub(super) fn release(&mut self, id: u64, token: Uuid, now: Instant) {
+    pub(super) fn release(&mut self, id: u64, token: Uuid, now: Instant, has_failed: bool) {
         if let Some(row) = self.ours(id, token) {
+            row.tried_since = row.tried_since.or(has_failed.then_some(now));
             row.attempts -= 1;
             (row.token, row.expires_at) = (None, now);
         }
@@ -241,7 +244,7 @@ impl RecordModel {
         let row = self.rows.get_mut(&id).expect("a letter's record");
         assert_eq!(row.status, Status::Dead);
         (row.status, row.attempts, row.finished) = (Status::Failed, 0, 0);
-        (row.next_attempt_at, row.began_at) = (now, now);
+        (row.next_attempt_at, row.tried_since) = (now, None);
         row.requeued += 1;
     }
 

@@ -36,8 +36,8 @@ impl Write {
         match &self.decision {
             None => Report::undone(item, item.path),
             Some(Decision::GiveBack(trouble)) => Report::trouble(item, trouble.clone()),
-            Some(Decision::Expire(trouble)) => Report::expired(item, trouble.clone()),
             Some(_) if !self.is_ours => Report::undone(item, Path::Careful),
+            Some(Decision::Expire(trouble)) => Report::expired(item, trouble.clone()),
             Some(Decision::Complete { .. }) => Report::processed(item),
             Some(Decision::Fail { delay, .. }) => Report::retried(item, *delay),
             Some(Decision::Park { .. }) => Report { answered: true, ..Report::dead(item) },
@@ -70,7 +70,7 @@ impl World {
         for number in &numbers {
             let ended = self.ended_task(worker, *number);
             let verdict = ended.verdict.clone();
-            let decision = verdict.map(|it| self.decide(it, ended.attempts));
+            let decision = verdict.map(|it| self.decide(ended.item.id().seq, it, ended.tried));
             group.push(Write { ended, decision, is_ours: false });
         }
         if !self.write_group(worker, &mut group) {
@@ -117,10 +117,11 @@ impl World {
         let (id, token) = (id_of(write.ended.item.id().seq), write.ended.token);
         write.is_ours = match &write.decision {
             Some(Decision::Complete { .. }) => self.records.complete(id, token),
-            Some(Decision::Fail { delay, .. }) => self.records.fail(id, token, self.now + *delay),
+            Some(Decision::Fail { delay, .. }) => self.records.fail(id, token, self.now, *delay),
             Some(Decision::Park { .. } | Decision::Expire(_)) => self.records.park(id, token),
             Some(Decision::GiveBack(_)) | None => {
-                self.records.release(id, token, self.now);
+                let has_failed = write.decision.is_some();
+                self.records.release(id, token, self.now, has_failed);
                 true
             }
         };

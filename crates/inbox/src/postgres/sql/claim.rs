@@ -44,7 +44,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
                  AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
                  AND m.attempts - m.finished_attempts < {UNFINISHED_MAX}
              RETURNING m.message_id, m.attempts, m.finished_attempts,
-                 clock_timestamp() - coalesce(m.requeued_at, m.received_at) AS age
+                 clock_timestamp() - m.tried_since AS age
          )
          SELECT
              CASE
@@ -61,7 +61,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
                  m.attempts - m.finished_attempts, 0),
              coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
                  ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8,
-             coalesce(extract(epoch FROM claimed.age), 0)::float8
+             extract(epoch FROM claimed.age)::float8
          FROM input
          LEFT JOIN claimed USING (message_id)
          LEFT JOIN LATERAL ( -- looked up only where it was not claimed

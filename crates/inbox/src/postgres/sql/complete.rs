@@ -2,7 +2,7 @@ use super::OURS;
 use super::attempts::note;
 
 /// Each claim ends as its row of the arrays says. One that is given back stays as if it had never been
-/// made: the attempt does not count.
+/// made: the attempt does not count. A word says that it failed.
 pub(crate) fn end_claims(schema: &str) -> String {
     let ends = "unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
              AS i (message_id, event_time, token, status, word, delay)";
@@ -35,6 +35,8 @@ fn end(schema: &str, ends: &str) -> String {
              last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
              next_attempt_at = CASE i.status WHEN 'FAILED'
                  THEN clock_timestamp() + make_interval(secs => i.delay) END,
+             tried_since = coalesce(m.tried_since, CASE WHEN i.status <> 'PROCESSED'
+                 AND i.word IS NOT NULL THEN clock_timestamp() END),
              attempts = m.attempts - (i.status = 'PROCESSING')::int,
              finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
              expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END

@@ -133,7 +133,7 @@ WITH input AS (
         AND coalesce(m.next_attempt_at <= clock_timestamp(), TRUE)
         AND m.attempts - m.finished_attempts < 3
     RETURNING m.message_id, m.attempts, m.finished_attempts,
-        clock_timestamp() - coalesce(m.requeued_at, m.received_at) AS age
+        clock_timestamp() - m.tried_since AS age
 )
 SELECT
     CASE
@@ -151,7 +151,7 @@ SELECT
         m.attempts - m.finished_attempts, 0),
     coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
         ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8,
-    coalesce(extract(epoch FROM claimed.age), 0)::float8
+    extract(epoch FROM claimed.age)::float8
 FROM input
 LEFT JOIN claimed USING (message_id)
 LEFT JOIN LATERAL ( -- looked up only where it was not claimed
@@ -176,6 +176,8 @@ UPDATE public.inbox_messages AS m
          last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
          next_attempt_at = CASE i.status WHEN 'FAILED'
              THEN clock_timestamp() + make_interval(secs => i.delay) END,
+         tried_since = coalesce(m.tried_since, CASE WHEN i.status <> 'PROCESSED'
+             AND i.word IS NOT NULL THEN clock_timestamp() END),
          attempts = m.attempts - (i.status = 'PROCESSING')::int,
          finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
          expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
@@ -193,6 +195,8 @@ WITH ended AS (
          last_error = CASE i.status WHEN 'FAILED' THEN i.word ELSE m.last_error END,
          next_attempt_at = CASE i.status WHEN 'FAILED'
              THEN clock_timestamp() + make_interval(secs => i.delay) END,
+         tried_since = coalesce(m.tried_since, CASE WHEN i.status <> 'PROCESSED'
+             AND i.word IS NOT NULL THEN clock_timestamp() END),
          attempts = m.attempts - (i.status = 'PROCESSING')::int,
          finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
          expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END

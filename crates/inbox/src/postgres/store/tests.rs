@@ -42,6 +42,7 @@ struct Record {
     state: State,
     attempts: i32,
     finished: i32,
+    has_failed: bool,
 }
 
 /// What should be in the table.
@@ -52,7 +53,7 @@ struct Model {
 
 impl Model {
     fn of(&mut self, id: Uuid) -> &mut Record {
-        let none = Record { state: State::None, attempts: 0, finished: 0 };
+        let none = Record { state: State::None, attempts: 0, finished: 0, has_failed: false };
         self.records.entry(id).or_insert(none)
     }
 
@@ -143,6 +144,7 @@ impl Play {
             let answer = match claim {
                 ClaimReply::Claimed { age, .. } => {
                     assert_eq!(claim, ClaimReply::Claimed { attempts, unfinished, age });
+                    assert_eq!(age.is_some(), record.has_failed, "nothing is old before it failed");
                     self.claims.push(Claim { key: message.key, token });
                     "claimed"
                 }
@@ -182,7 +184,8 @@ impl Play {
         let record = self.model.of(message.key.id);
         assert_eq!(new, record.state == State::None);
         if commit && new {
-            *record = Record { state: State::Processed, attempts: 1, finished: 1 };
+            *record =
+                Record { state: State::Processed, attempts: 1, finished: 1, has_failed: false };
         }
         format!("worker {worker} records {index}: new {new}, commits {commit}")
     }
@@ -223,7 +226,9 @@ impl Play {
         let took = self.random.random_bool(0.7).then_some(LONG);
         let (store, end) = (&self.workers[worker], End::Failed { reason: "no", delay, took });
         let ours = store.sql().end(store.client(), &[(claim, end)]).await.unwrap();
-        assert_eq!(ours.len() == 1, self.model.end(claim, State::Failed { due }, 1, 0));
+        let is_ours = self.model.end(claim, State::Failed { due }, 1, 0);
+        assert_eq!(ours.len() == 1, is_ours);
+        self.model.of(claim.key.id).has_failed |= is_ours;
         format!("worker {worker} fails: {ours:?}")
     }
 
@@ -234,6 +239,7 @@ impl Play {
         let ended = store.sql().end(store.client(), &[(claim, End::GivenBack { failed })]).await;
         let ours = ended.unwrap().len() == 1;
         assert_eq!(ours, self.model.end(claim, State::Released, 0, -1));
+        self.model.of(claim.key.id).has_failed |= ours && failed.is_some();
         format!("worker {worker} releases: {ours}")
     }
 

@@ -16,7 +16,7 @@ pub(crate) fn requeue_letters(schema: &str) -> String {
         "WITH done AS (
              UPDATE {schema}.inbox_messages m SET status = 'FAILED', attempts = 0, finished_attempts = 0,
                  next_attempt_at = clock_timestamp(), lease_token = NULL, expires_at = NULL,
-                 requeued_at = clock_timestamp()
+                 tried_since = NULL
              FROM {schema}.inbox_dead_letter d
              WHERE {SAME} AND {MEANT} AND m.status = 'DEAD' AND d.cause NOT IN ({hopeless})
              RETURNING d.*

@@ -111,7 +111,7 @@ AND m.event_time = d.event_time
 WITH done AS (
          UPDATE public.inbox_messages m SET status = 'FAILED', attempts = 0, finished_attempts = 0,
              next_attempt_at = clock_timestamp(), lease_token = NULL, expires_at = NULL,
-             requeued_at = clock_timestamp()
+             tried_since = NULL
          FROM public.inbox_dead_letter d
          WHERE m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
