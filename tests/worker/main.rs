@@ -122,6 +122,13 @@ fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
 
 #[tokio::main]
 async fn main() -> Result<(), inbox::BoxError> {
+    let shutdown = CancellationToken::new();
+    let stop = shutdown.clone();
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::spawn(async move {
+        terminated.recv().await;
+        stop.cancel();
+    });
     let log = tracing_subscriber::EnvFilter::new("info");
     tracing_subscriber::fmt()
         .with_env_filter(log)
@@ -158,14 +165,8 @@ async fn main() -> Result<(), inbox::BoxError> {
         Some(partitions) => builder.partitions(partitions),
         None => builder,
     };
-    let shutdown = CancellationToken::new();
-    let stop = shutdown.clone();
-    let mut terminated = signal(SignalKind::terminate())?;
-    tokio::spawn(async move {
-        terminated.recv().await;
-        stop.cancel();
-    });
     let worker = Worker { outside: Mutex::new(Arc::new(connect().await?)) };
+    eprintln!("what it needs is there");
     let summary = if setting("WORKER_MODE", "transactional".to_owned()) == "leased" {
         builder.leased(Outside(worker)).run(shutdown).await?
     } else {

@@ -31,6 +31,7 @@ mod rewind;
 mod role;
 pub(crate) mod service;
 mod shared;
+mod shared_at_random;
 mod shared_handlers;
 mod silent;
 mod whole_way;
