@@ -1,9 +1,10 @@
-//! Four workers and the roles of a consumer, one or one for each partition: statements that are late,
+//! Workers and the roles of a consumer, one or one for each partition: statements that are late,
 //! lost, or answered to nobody, connections that break, processes that are stopped and go on, are
 //! killed, leave and join, and lose the broker. 10 seeds of each; `SEEDS=n` plays more;
 //! `REPLAY_SEED=n` repeats one.
 
-use std::collections::BTreeSet;
+mod roles_model;
+
 use std::time::{Duration, Instant};
 
 use lab::seeds;
@@ -11,11 +12,11 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use super::role_lease::{Former, Found, Role, Step, Term};
-use super::share::{Move, Seen, Share};
+use self::roles_model::{Answer, Database, Work};
+use super::role_lease::{Role, Step, Term};
+use super::share::{Move, Share};
 
 const SEEDS: u64 = 10;
-const WORKERS: usize = 4;
 const LEASE_MILLIS: u64 = 3_000;
 const LEASE: Duration = Duration::from_millis(LEASE_MILLIS);
 const TICK: Duration = Duration::from_millis(20);
@@ -23,34 +24,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// Ticks with trouble, and then without.
 const TROUBLED: u32 = 3_000;
 const QUIET: u32 = 1_000;
-const TWO_LEASES: u32 = 300;
-
-/// What the database has.
-struct Database {
-    rows: Vec<Option<Row>>,
-    /// Workers that have said that they are there: since which look, and until when.
-    members: Vec<(usize, Instant)>,
-    /// Who has connections besides the one that the roles are kept on.
-    present: BTreeSet<usize>,
-    open: Vec<Work>,
-    tokens: u128,
-}
-
-/// Begun under a token, and not committed.
-struct Work {
-    owner: usize,
-    partition: usize,
-    token: Uuid,
-}
-
-struct Row {
-    token: Uuid,
-    /// `None` if it gave the role back with nothing under way.
-    owner: Option<usize>,
-    expires_at: Instant,
-    /// Owners before that may not have been ended.
-    unended: Vec<String>,
-}
+const THREE_LEASES: u32 = 450;
 
 /// A statement on its way.
 struct Asked {
@@ -60,15 +34,6 @@ struct Asked {
     done_at: Option<Instant>,
     answered_at: Instant,
     answer: Option<Answer>,
-}
-
-#[derive(Clone)]
-enum Answer {
-    Found(Found),
-    Taken(Option<Uuid>),
-    Renewed(Option<i64>),
-    Seen(Seen),
-    Done,
 }
 
 struct Worker {
@@ -96,118 +61,37 @@ struct World {
     taken: u32,
 }
 
-impl Database {
-    fn execute(&mut self, owner: usize, token: Uuid, next: &Move, now: Instant) -> Answer {
+impl Worker {
+    /// The one that a statement carries.
+    fn token(&self, next: &Move) -> Uuid {
         match next {
-            Move::Role(partition, step) => self.step((owner, *partition), token, step, now),
-            Move::Look { joins } => Answer::Seen(self.look_around(owner, *joins, now)),
-            Move::GiveBack(partition) => {
-                if let Some(row) = self.rows[*partition].as_mut().filter(|it| it.token == token) {
-                    (row.owner, row.expires_at) = (None, now);
-                }
-                Answer::Done
-            }
-            Move::Wait { .. } => Answer::Done,
+            Move::Role(partition, _) | Move::GiveBack(partition) => self.tokens[*partition],
+            Move::Look { .. } | Move::Wait { .. } => Uuid::nil(),
         }
     }
 
-    fn step(
-        &mut self,
-        (worker, partition): (usize, usize),
-        token: Uuid,
-        step: &Step,
-        now: Instant,
-    ) -> Answer {
-        let held = &mut self.rows[partition];
-        match step {
-            Step::Look => Answer::Found(self.look(partition, now)),
-            Step::Take(former) => {
-                let expected = former.as_ref().map(|it| it.token);
-                if held.as_ref().map(|it| it.token) != expected {
-                    return Answer::Taken(None);
-                }
-                self.tokens += 1;
-                let token = Uuid::from_u128(self.tokens);
-                // As `take_role` has it: whoever dies now leaves them to the next one.
-                let unended = match held.take() {
-                    Some(Row { owner, mut unended, .. }) => {
-                        unended.extend(owner.map(|it| it.to_string()));
-                        unended
-                    }
-                    None => Vec::new(),
-                };
-                let (owner, expires_at) = (Some(worker), now + LEASE);
-                *held = Some(Row { token, owner, expires_at, unended });
-                Answer::Taken(Some(token))
-            }
-            Step::Evict(owner) => {
-                self.end(owner.parse().expect("a worker's number"));
-                Answer::Done
-            }
-            Step::Renew => match held.as_mut().filter(|row| row.token == token) {
-                Some(row) => {
-                    row.expires_at = now + LEASE;
-                    row.unended.clear();
-                    Answer::Renewed(Some(1))
-                }
-                None => Answer::Renewed(None),
-            },
-            Step::Connect | Step::RenewClaims | Step::Wait { .. } => Answer::Done,
-        }
-    }
-
-    fn look(&self, partition: usize, now: Instant) -> Found {
-        let Some(row) = &self.rows[partition] else { return Found::Free(None) };
-        if row.expires_at > now && row.owner.is_some_and(|it| self.present.contains(&it)) {
-            return Found::Held;
-        }
-        let owner = row.owner.map(|it| it.to_string()).unwrap_or_default();
-        Found::Free(Some(Former { token: row.token, owner, unended: row.unended.clone() }))
-    }
-
-    fn look_around(&mut self, owner: usize, joins: bool, now: Instant) -> Seen {
-        // The connection that this comes on.
-        self.present.insert(owner);
-        let present = &self.present;
-        self.members.retain(|it| {
-            it.0 == owner && joins || it.0 != owner && it.1 > now && present.contains(&it.0)
-        });
-        match self.members.iter_mut().find(|it| it.0 == owner) {
-            Some(own) => own.1 = now + LEASE,
-            None if joins => self.members.push((owner, now + LEASE)),
-            None => {}
-        }
-        let place = self.members.iter().position(|it| it.0 == owner);
-        let is_free = |it: &usize| matches!(self.look(*it, now), Found::Free(_));
-        Seen {
-            others: self.members.len() - usize::from(joins),
-            before: place.unwrap_or(0),
-            free: (0..self.rows.len()).filter(is_free).collect(),
-        }
-    }
-
-    fn end(&mut self, owner: usize) {
-        self.open.retain(|it| it.owner != owner);
-        self.present.remove(&owner);
+    fn is_active(&self, partition: usize, now: Instant) -> bool {
+        matches!(self.share.role(partition), Role::Active { until, .. } if now < until)
     }
 }
 
 impl World {
-    fn new(seed: u64, partitions: Option<usize>) -> Self {
+    fn new(seed: u64, partitions: Option<usize>, workers: usize) -> Self {
         let count = partitions.unwrap_or(1);
-        let database = Database {
-            rows: (0..count).map(|_| None).collect(),
-            members: Vec::new(),
-            present: BTreeSet::new(),
-            open: Vec::new(),
-            tokens: 0,
+        let rows = (0..count).map(|_| None).collect();
+        let database = Database { rows, ..Database::default() };
+        let mut world = Self {
+            random: StdRng::seed_from_u64(seed),
+            now: Instant::now(),
+            partitions,
+            database,
+            workers: Vec::new(),
+            owners: 0,
+            troubled: true,
+            begun: 0,
+            taken: 0,
         };
-        let random = StdRng::seed_from_u64(seed);
-        let (now, workers) = (Instant::now(), Vec::new());
-        let (owners, troubled, begun, taken) = (0, true, 0, 0);
-        let mut world =
-            Self { random, now, partitions, database, workers, owners, troubled, begun, taken };
-        for _ in 0..WORKERS {
+        for _ in 0..workers {
             let worker = world.worker();
             world.workers.push(worker);
         }
@@ -239,7 +123,8 @@ impl World {
 
     fn tick(&mut self) {
         self.now += TICK;
-        for index in 0..WORKERS {
+        self.arrive();
+        for index in 0..self.workers.len() {
             self.deliver(index);
             if self.troubled {
                 self.trouble(index);
@@ -258,18 +143,56 @@ impl World {
         }
     }
 
+    /// What nobody waits for comes to the database all the same.
+    fn arrive(&mut self) {
+        let now = self.now;
+        for (_, owner, token, next) in
+            self.database.late.extract_if(.., |it| it.0 <= now).collect::<Vec<_>>()
+        {
+            self.execute(owner, token, &next);
+        }
+        for (_, work) in self.database.claims.extract_if(.., |it| it.0 <= now).collect::<Vec<_>>() {
+            self.begun += u32::from(self.database.claim(work));
+        }
+    }
+
     /// The database does what has arrived, whether the worker is stopped or not.
     fn deliver(&mut self, index: usize) {
-        let worker = &mut self.workers[index];
-        let Some(asked) = worker.asked.as_mut() else { return };
+        let worker = &self.workers[index];
+        let Some(asked) = worker.asked.as_ref() else { return };
         if asked.done_at.is_some_and(|at| at <= self.now) {
-            asked.done_at = None;
-            let token = match &asked.next {
-                Move::Role(partition, _) | Move::GiveBack(partition) => worker.tokens[*partition],
-                Move::Look { .. } | Move::Wait { .. } => Uuid::nil(),
-            };
-            asked.answer = Some(self.database.execute(worker.owner, token, &asked.next, self.now));
+            let (owner, token, next) =
+                (worker.owner, worker.token(&asked.next), asked.next.clone());
+            let answer = Some(self.execute(owner, token, &next));
+            if let Some(asked) = &mut self.workers[index].asked {
+                (asked.done_at, asked.answer) = (None, answer);
+            }
         }
+    }
+
+    fn execute(&mut self, owner: usize, token: Uuid, next: &Move) -> Answer {
+        if let Move::GiveBack(partition) = next
+            && self.database.rows[*partition].as_ref().is_some_and(|it| it.token == token)
+        {
+            assert!(!self.database.is_at_work(owner, *partition), "it is given back in the middle");
+        }
+        let before =
+            self.database.rows.iter().map(|it| it.as_ref().map(|it| it.token)).collect::<Vec<_>>();
+        let answer = self.database.execute(owner, token, next, self.now);
+        if let (Move::Role(of, _), Answer::Taken(Some(_))) = (next, &answer) {
+            // Also of one that is stopped: it goes on where it was.
+            let has_it = |it: &&Worker| {
+                it.owner != owner
+                    && before[*of] == Some(it.tokens[*of])
+                    && it.is_active(*of, self.now)
+                    && self.database.present.contains(&it.owner)
+            };
+            assert!(
+                !self.workers.iter().any(|it| has_it(&it)),
+                "it is taken from a worker at work"
+            );
+        }
+        answer
     }
 
     fn trouble(&mut self, index: usize) {
@@ -298,14 +221,12 @@ impl World {
         if !worker.leaves || worker.sessions.iter().any(Option::is_some) {
             return;
         }
-        let owner = worker.owner;
-        if self.database.open.iter().any(|it| it.owner == owner) {
+        let (owner, tokens) = (worker.owner, worker.tokens.clone());
+        if (0..tokens.len()).any(|it| self.database.is_at_work(owner, it)) {
             return;
         }
-        for row in self.database.rows.iter_mut().flatten() {
-            if worker.tokens.contains(&row.token) {
-                row.expires_at = self.now;
-            }
+        for (partition, token) in tokens.into_iter().enumerate() {
+            self.database.release(partition, token, false, self.now);
         }
         self.database.members.retain(|it| it.0 != owner);
         self.kill(index, LEASE);
@@ -320,6 +241,9 @@ impl World {
         if asked.answered_at > now || asked.answer.is_none() {
             if asked.since + share.patience() <= now {
                 share.failed(now);
+                let token = worker.token(&asked.next);
+                let late = asked.done_at.map(|at| (at, worker.owner, token, asked.next.clone()));
+                self.database.late.extend(late);
                 worker.asked = None;
             }
             return;
@@ -340,7 +264,12 @@ impl World {
                 self.taken += u32::from(token.is_some());
                 share.taken(of, token, now);
             }
-            (Move::Role(of, _), Answer::Renewed(server)) => share.renewed(of, server, (since, now)),
+            (Move::Role(of, _), Answer::Renewed(server)) => {
+                let lost_at = self.database.lost.get(&worker.tokens[of]);
+                let had_it = lost_at.is_none_or(|it| since <= *it);
+                assert!(server.is_none() || had_it, "it goes on in a partition that is another's");
+                share.renewed(of, server, (since, now));
+            }
             (Move::Look { .. }, Answer::Seen(seen)) => share.looked(&seen, now),
             (Move::GiveBack(of), _) => share.given_back(of, now),
             (next, _) => unreachable!("{next:?} has another answer"),
@@ -354,9 +283,8 @@ impl World {
         }
         worker.share.prepared();
         for leaving in worker.share.leaving() {
-            let is_of_it = |it: &&Work| (it.owner, it.partition) == (worker.owner, leaving);
-            let open = self.database.open.iter().find(is_of_it);
-            if worker.sessions[leaving].is_none() && open.is_none() {
+            let is_at_work = self.database.is_at_work(worker.owner, leaving);
+            if worker.sessions[leaving].is_none() && !is_at_work {
                 worker.share.drained(leaving);
             }
         }
@@ -408,29 +336,33 @@ impl World {
         let began = *worker.sessions[partition].get_or_insert(term);
         assert_eq!(began.token, token, "it does not see that the role was lost since it began");
         let row = self.database.rows[partition].as_ref().filter(|row| row.token == token);
-        let Some(row) = row else { return };
-        assert!(until <= row.expires_at, "it believes in its lease for longer than the database");
-        let strangers = self.database.open.iter().filter(open).filter(|it| it.owner != owner);
-        assert_eq!(strangers.count(), 0, "another worker's work may still be committed");
+        let is_over = row.is_some_and(|row| row.expires_at < until);
+        assert!(!is_over, "it believes in its lease for longer than the database");
         self.database.present.insert(owner);
-        self.database.open.push(Work { owner, partition, token });
-        self.begun += 1;
+        let most = if self.troubled { LEASE_MILLIS } else { 50 };
+        let at = self.now + Duration::from_millis(self.random.random_range(0..most));
+        self.database.claims.push((at, Work { owner, partition, token }));
     }
 
     /// How many partitions each worker is active in.
     fn active(&self) -> Vec<usize> {
-        let is_active = |worker: &Worker, of: usize| matches!(worker.share.role(of), Role::Active { until, .. } if self.now < until);
-        let count =
-            |it: &Worker| (0..self.database.rows.len()).filter(|of| is_active(it, *of)).count();
+        let count = |it: &Worker| {
+            (0..self.database.rows.len()).filter(|of| it.is_active(*of, self.now)).count()
+        };
         self.workers.iter().map(count).collect()
     }
+}
+
+/// How many partitions each of so many workers has.
+fn shares(partitions: usize, workers: usize) -> Vec<usize> {
+    (0..workers).map(|it| (partitions + it) / workers).collect()
 }
 
 // proves: G-EFFECT-3, G-EFFECT-6
 #[test]
 fn never_two_workers_act_and_in_the_end_one_does() {
     for seed in seeds(SEEDS) {
-        let mut world = World::new(seed, None);
+        let mut world = World::new(seed, None, 4);
         world.play(TROUBLED);
         world.troubled = false;
         world.play(QUIET);
@@ -443,22 +375,26 @@ fn never_two_workers_act_and_in_the_end_one_does() {
 #[test]
 fn never_two_workers_act_in_a_partition_and_in_the_end_all_are_shared_out() {
     for seed in seeds(SEEDS) {
-        let mut world = World::new(seed, Some(6));
+        let mut drawn = StdRng::seed_from_u64(!seed);
+        let (partitions, workers) = (drawn.random_range(1..8), drawn.random_range(3..6));
+        let mut world = World::new(seed, Some(partitions), workers);
         world.play(TROUBLED);
         world.troubled = false;
         // Some may be stopped for three leases yet, or without the broker for six.
-        world.play(6 * TWO_LEASES);
-        let mut shares = world.active();
-        shares.sort_unstable();
-        assert_eq!(shares, [1, 1, 2, 2], "each has its share");
+        world.play(4 * THREE_LEASES);
+        let mut active = world.active();
+        active.sort_unstable();
+        assert_eq!(active, shares(partitions, workers), "each has its share");
         let taken = world.taken;
         world.play(QUIET);
         assert_eq!(world.taken, taken, "nothing moves when nothing happens");
 
-        world.kill(0, 3 * LEASE);
-        world.workers[1].stopped_until = world.now + 3 * LEASE;
-        world.play(TWO_LEASES);
-        assert_eq!(world.active()[2..], [3, 3], "all are taken within two leases");
+        world.kill(0, 4 * LEASE);
+        world.workers[1].stopped_until = world.now + 4 * LEASE;
+        world.play(THREE_LEASES);
+        let mut active = world.active().split_off(2);
+        active.sort_unstable();
+        assert_eq!(active, shares(partitions, workers - 2), "all are taken within three leases");
         assert!(world.begun > 0, "somebody was at work");
     }
 }

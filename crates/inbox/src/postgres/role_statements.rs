@@ -192,6 +192,11 @@ mod tests {
         Store::new(Connection::new(client), of.scope.clone()).await.expect("prepare")
     }
 
+    async fn expire(client: &Client) {
+        let sql = "UPDATE inbox_roles SET expires_at = clock_timestamp()";
+        client.batch_execute(sql).await.expect("end the lease");
+    }
+
     /// So it has to connect anew, and is seen to be there again. The simulation relies on it.
     #[tokio::test]
     async fn who_is_ended_loses_also_the_connection_of_the_role_and_who_ends_keeps_its_own() {
@@ -204,6 +209,9 @@ mod tests {
 
         let token = former.take(of_former.client(), None).await.expect("take the role");
         assert!(token.is_some());
+        let taken = next.take(of_next.client(), token).await.expect("take the role");
+        assert_eq!(taken, None, "it is renewed meanwhile");
+        expire(&client).await;
         let taken = next.take(of_next.client(), token).await.expect("take the role");
         assert!(taken.is_some());
         assert_eq!(next.evict(of_next.client(), "former").await.expect("end it"), 1);
@@ -225,6 +233,7 @@ mod tests {
         let role = worker("this");
         let store = connect(&postgres, &role).await;
         let former = role.take(store.client(), None).await.expect("take the role").expect("free");
+        expire(&client).await;
         let token = role.take(store.client(), Some(former)).await.expect("take it again");
         let token = token.expect("nobody was faster");
 

@@ -78,6 +78,17 @@ impl RecordModel {
         }
     }
 
+    fn look(&self, now: Instant) -> Found {
+        match &self.role {
+            None => Found::Free(None),
+            Some(it) if it.expires_at > now && self.present.contains(&it.owner) => Found::Held,
+            Some(it) => {
+                let (token, owner) = (it.token, it.owner.clone());
+                Found::Free(Some(Former { token, owner, unended: Vec::new() }))
+            }
+        }
+    }
+
     pub(super) fn on_role(
         &mut self,
         step: &Step,
@@ -86,16 +97,9 @@ impl RecordModel {
         now: Instant,
     ) -> RoleAnswer {
         match step {
-            Step::Look => RoleAnswer::Found(match &self.role {
-                None => Found::Free(None),
-                Some(it) if it.expires_at > now && self.present.contains(&it.owner) => Found::Held,
-                Some(it) => {
-                    let (token, owner) = (it.token, it.owner.clone());
-                    Found::Free(Some(Former { token, owner, unended: Vec::new() }))
-                }
-            }),
+            Step::Look => RoleAnswer::Found(self.look(now)),
             Step::Take(former) => {
-                if self.role.as_ref().map(|it| it.token) != former.as_ref().map(|it| it.token) {
+                if self.look(now) != Found::Free(former.clone()) {
                     return RoleAnswer::Taken(None);
                 }
                 let token = self.token();

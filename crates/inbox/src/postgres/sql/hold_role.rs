@@ -10,13 +10,15 @@ pub(crate) const END_CONNECTIONS: &str = "SELECT count(pg_terminate_backend(pid)
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND (classid::bigint << 32 | objid::bigint) = hashtextextended($1::text, 1)";
 
-/// Who has the role, and whether it is free: its lease is over, or none of the worker's connections
-/// is left. And who may not have been ended that had it before.
+/// The lease of `r` is over, or none of its worker's connections is left.
+const FREE: &str = "(r.expires_at <= clock_timestamp()
+             OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)))";
+
+/// Who has the role, whether it is free, and who may not have been ended that had it before.
 pub(crate) fn find_role(schema: &str) -> String {
     format!(
-        "SELECT token, owner, expires_at <= clock_timestamp()
-             OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)), unended
-         FROM {schema}.inbox_roles WHERE consumer = $1 AND partition = $2"
+        "SELECT token, owner, {FREE}, unended
+         FROM {schema}.inbox_roles AS r WHERE consumer = $1 AND partition = $2"
     )
 }
 
@@ -31,9 +33,8 @@ pub(crate) fn look_around(schema: &str) -> String {
              ON CONFLICT (consumer, owner) DO UPDATE SET expires_at = EXCLUDED.expires_at
              RETURNING joined_at
          ), others AS MATERIALIZED (
-             SELECT owner, joined_at, expires_at <= clock_timestamp()
-                 OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)) AS is_gone
-             FROM {schema}.inbox_workers WHERE consumer = $1 AND owner <> $2
+             SELECT owner, joined_at, {FREE} AS is_gone
+             FROM {schema}.inbox_workers AS r WHERE consumer = $1 AND owner <> $2
          ), gone AS (
              DELETE FROM {schema}.inbox_workers AS w WHERE consumer = $1 AND (owner = $2 AND NOT $4
                  OR owner IN (SELECT owner FROM others WHERE is_gone))
@@ -41,8 +42,7 @@ pub(crate) fn look_around(schema: &str) -> String {
          SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
              ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
                  LEFT JOIN {schema}.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
-                 WHERE r.owner IS NULL OR r.expires_at <= clock_timestamp()
-                     OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)) ORDER BY p)
+                 WHERE r.owner IS NULL OR {FREE} ORDER BY p)
          FROM others WHERE NOT is_gone"
     )
 }
@@ -52,6 +52,7 @@ pub(crate) fn leave(schema: &str) -> String {
     format!("DELETE FROM {schema}.inbox_workers WHERE consumer = $1 AND owner = $2")
 }
 
+/// Only as it was found: under the token `$5`, and still free.
 pub(crate) fn take_role(schema: &str) -> String {
     format!(
         "INSERT INTO {schema}.inbox_roles AS r (consumer, token, owner, expires_at, partition)
@@ -60,7 +61,7 @@ pub(crate) fn take_role(schema: &str) -> String {
              acquired_at = clock_timestamp(), expires_at = EXCLUDED.expires_at,
              state = NULL, breaker = NULL, reason = NULL, next_probe_at = NULL,
              unended = array_remove(array_append(array_remove(r.unended, r.owner), r.owner), '')
-         WHERE r.token = $5"
+         WHERE r.token = $5 AND {FREE}"
     )
 }
 

@@ -11,9 +11,9 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND pid <> pg_backend_pid()
     AND (classid::bigint << 32 | objid::bigint) = hashtextextended($1::text, 1);
 
 -- find the role
-SELECT token, owner, expires_at <= clock_timestamp()
-    OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)), unended
-FROM public.inbox_roles WHERE consumer = $1 AND partition = $2;
+SELECT token, owner, (r.expires_at <= clock_timestamp()
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))), unended
+FROM public.inbox_roles AS r WHERE consumer = $1 AND partition = $2;
 
 -- look around
 WITH joined AS (
@@ -22,9 +22,9 @@ WITH joined AS (
     ON CONFLICT (consumer, owner) DO UPDATE SET expires_at = EXCLUDED.expires_at
     RETURNING joined_at
 ), others AS MATERIALIZED (
-    SELECT owner, joined_at, expires_at <= clock_timestamp()
-        OR pg_try_advisory_xact_lock(hashtextextended(owner, 1)) AS is_gone
-    FROM public.inbox_workers WHERE consumer = $1 AND owner <> $2
+    SELECT owner, joined_at, (r.expires_at <= clock_timestamp()
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))) AS is_gone
+    FROM public.inbox_workers AS r WHERE consumer = $1 AND owner <> $2
 ), gone AS (
     DELETE FROM public.inbox_workers AS w WHERE consumer = $1 AND (owner = $2 AND NOT $4
         OR owner IN (SELECT owner FROM others WHERE is_gone))
@@ -32,8 +32,8 @@ WITH joined AS (
 SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
     ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
         LEFT JOIN public.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
-        WHERE r.owner IS NULL OR r.expires_at <= clock_timestamp()
-            OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)) ORDER BY p)
+        WHERE r.owner IS NULL OR (r.expires_at <= clock_timestamp()
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))) ORDER BY p)
 FROM others WHERE NOT is_gone;
 
 -- leave
@@ -46,7 +46,8 @@ ON CONFLICT (consumer, partition) DO UPDATE SET token = EXCLUDED.token, owner = 
     acquired_at = clock_timestamp(), expires_at = EXCLUDED.expires_at,
     state = NULL, breaker = NULL, reason = NULL, next_probe_at = NULL,
     unended = array_remove(array_append(array_remove(r.unended, r.owner), r.owner), '')
-WHERE r.token = $5;
+WHERE r.token = $5 AND (r.expires_at <= clock_timestamp()
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)));
 
 -- renew the role
 UPDATE public.inbox_roles SET expires_at = clock_timestamp() + make_interval(secs => $3),
