@@ -166,7 +166,6 @@ async fn main() -> Result<(), inbox::BoxError> {
         None => builder,
     };
     let worker = Worker { outside: Mutex::new(Arc::new(connect().await?)) };
-    eprintln!("what it needs is there");
     let summary = if setting("WORKER_MODE", "transactional".to_owned()) == "leased" {
         builder.leased(Outside(worker)).run(shutdown).await?
     } else {

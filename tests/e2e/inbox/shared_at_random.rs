@@ -60,12 +60,12 @@ impl Place {
         Self { postgres, nats, variables, worker: None, state: State::Absent }
     }
 
-    async fn become_at_random(&mut self, random: &mut StdRng) {
+    async fn become_at_random(&mut self, inbox: &Inbox, random: &mut StdRng) {
         if self.state == State::Works {
             let fault = FAULTS[random.random_range(0..FAULTS.len())];
             self.suffer(fault, random.random()).await;
         } else {
-            self.mend().await;
+            self.mend(inbox).await;
         }
     }
 
@@ -89,12 +89,14 @@ impl Place {
         self.state = fault;
     }
 
-    async fn mend(&mut self) {
+    async fn mend(&mut self, inbox: &Inbox) {
         match self.state {
             State::Works => {}
             State::Absent => {
                 let worker = Worker::spawn(&self.variables);
-                worker.wait_log("what it needs is there").await;
+                // Before that it lacks the servers, and ends.
+                let row = format!("inbox_workers WHERE owner LIKE '{}:%'", worker.pid());
+                inbox.wait_count(&row, 1).await;
                 self.worker = Some(worker);
             }
             State::Frozen => self.worker.as_ref().expect("it is frozen").resume(),
@@ -164,7 +166,7 @@ async fn play(mode: &str) {
     let mut places = Vec::new();
     for _ in 0..PLACES {
         let mut place = Place::new(&inbox).await;
-        place.mend().await;
+        place.mend(&inbox).await;
         places.push(place);
     }
     let ends = Cell::new(false);
@@ -173,14 +175,14 @@ async fn play(mode: &str) {
         let began = Instant::now();
         while began.elapsed() < lasts {
             let place = random.random_range(0..PLACES);
-            places[place].become_at_random(&mut random).await;
+            places[place].become_at_random(&inbox, &mut random).await;
             eprintln!("{:?}: {place} {:?}", began.elapsed(), places[place].state);
             faults += i64::from(places[place].state != State::Works);
             tokio::time::sleep(Duration::from_millis(random.random_range(0..3_000))).await;
         }
         ends.set(true);
         for place in &mut places {
-            place.mend().await;
+            place.mend(&inbox).await;
         }
         let last = places.last_mut().expect("a fifth");
         last.suffer(State::Absent, true).await;
