@@ -25,12 +25,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// What the browser says while it goes from one page to another.
 const BETWEEN_PAGES: [&str; 2] = ["Not attached to an active page", "with 0 width"];
 
+/// The browser ends when the driver does, however that ends: it asks the browser through a pipe.
+const PIPE: &str = "--remote-debugging-pipe";
+
 /// How an element is named in an answer.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// A browser with one page. It is gone when this is dropped.
 pub struct Browser {
-    _process: Process,
+    process: Process,
+    pid: u64,
     driver: SocketAddr,
     _port: Port,
     session: String,
@@ -87,7 +91,8 @@ impl Browser {
         })
         .await;
         // The tests may run as root, where there is no sandbox, and where /dev/shm is small.
-        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"];
+        let args =
+            ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", PIPE];
         let options = json!({
             "binary": folder.join("chromium"), "args": args, "prefs": preferences,
         });
@@ -96,12 +101,26 @@ impl Browser {
             "goog:chromeOptions": options,
             "goog:loggingPrefs": { "browser": "ALL" },
         });
-        let mut browser = Self { _process: process, driver, _port: port, session: String::new() };
+        let mut browser = Self { process, pid: 0, driver, _port: port, session: String::new() };
         let wanted = json!({ "capabilities": { "alwaysMatch": wanted } });
         let begun = browser.send("POST", "/session", Some(&wanted)).await;
         let session = begun["sessionId"].as_str().expect("a session");
         browser.session = format!("/session/{session}");
+        browser.pid = begun["capabilities"]["goog:processID"].as_u64().expect("a process");
         browser
+    }
+
+    /// Kills the driver, as its guard does when the test is killed, and waits until the browser is gone.
+    ///
+    /// # Panics
+    ///
+    /// When the browser stays.
+    pub async fn kill_driver(mut self) {
+        self.process.kill().await.expect("kill the driver");
+        // One that has ended and waits for its parent has none.
+        let arguments = format!("/proc/{}/cmdline", self.pid);
+        let is_gone = || std::fs::read(&arguments).unwrap_or_default().is_empty();
+        until(DEADLINE, "the browser ends", async || is_gone()).await;
     }
 
     /// Asks the driver, which has to do it.

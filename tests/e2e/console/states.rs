@@ -14,6 +14,12 @@ async fn a_console_for_others_needs_tokens() {
     assert!(said.contains("--token-file"), "{said}");
 }
 
+/// A test that is killed leaves no browser behind: its guard kills the driver.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_ends_with_its_driver() {
+    support::Browser::start().await.kill_driver().await;
+}
+
 mod long {
     use super::*;
 
