@@ -71,6 +71,10 @@ async fn env() -> TestEnv {
                      stream_seq, headers, payload, attempts, cause, reason)
                  VALUES ('billing', $1, now(), 'a.b', 'OUTBOX', 1, '{}', '{}', 1, 'dead', 'tests')";
     client.execute(inbox, &[&id]).await.expect("a dead letter");
+    let failed = "INSERT INTO inbox_attempts (consumer, message_id, event_time, attempt, took_ms,
+                      reason) SELECT consumer, message_id, event_time, 1, 7, reason
+                  FROM inbox_dead_letter";
+    client.batch_execute(failed).await.expect("an attempt");
     env
 }
 

@@ -11,4 +11,5 @@ pub(crate) mod operator_answers;
 pub(crate) mod picture;
 pub(crate) mod plan;
 mod rates;
+pub(crate) mod story_answers;
 pub(crate) mod word;

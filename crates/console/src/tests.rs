@@ -78,8 +78,10 @@ fn told(path: &str) -> Option<String> {
             "aggregate_id": "../{HOSTILE}", "event_type": "{HOSTILE}", "reason": "{HOSTILE}",
             "dead_at": "2026-11-26T16:48:07Z", "attempts": 1}}"#
     );
+    let failed = format!(r#"[{{"attempt": 1, "reason": "{HOSTILE}", "worker": "{HOSTILE}"}}]"#);
     let story = format!(
-        r#"{{"record": {{"status": "FAILED", "attempts": 1, "last_error": "{HOSTILE}"}}}}"#
+        r#"{{"record": {{"status": "FAILED", "attempts": 1, "last_error": "{HOSTILE}"}},
+            "failed_attempts": {failed}}}"#
     );
     let body = match path {
         "/api/v1/status" => format!(
@@ -120,7 +122,8 @@ fn told(path: &str) -> Option<String> {
         ),
         path if path.contains("dead-letter/") => format!(
             r#"{{"state": "dead", "dead_letter": {letter}, "payload": {{"n": 9007199254740993}},
-                "history": [{{"action": "requeue", "actor": "{HOSTILE}"}}]}}"#
+                "history": [{{"action": "requeue", "actor": "{HOSTILE}"}}],
+                "failed_attempts": {failed}}}"#
         ),
         path if path.starts_with("/api/v1/events/") => format!(
             r#"{{"id": "{ID}", "dead_letter": {letter}, "notes": ["{HOSTILE}"],

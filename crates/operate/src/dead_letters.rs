@@ -263,6 +263,23 @@ pub struct AuditEntry {
     pub payload_replaced: bool,
 }
 
+/// An attempt that failed.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct FailedAttempt {
+    /// When.
+    pub failed_at: Timestamp,
+    /// Which attempt it was. One that met an outage is not counted: the next one has the same number.
+    pub attempt: i32,
+    /// The status of the answer, if a service gave one.
+    pub code: Option<i16>,
+    /// How many milliseconds it took.
+    pub took_ms: i32,
+    /// What failed.
+    pub reason: String,
+    /// Which worker made it.
+    pub worker: Option<String>,
+}
+
 /// What became of one event.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 pub struct DeadLetterDetail<L> {
@@ -282,6 +299,9 @@ pub struct DeadLetterDetail<L> {
     pub stream_seq: Option<i64>,
     /// What was done to it, in order.
     pub history: Vec<AuditEntry>,
+    /// Of the inbox: the newest attempts that failed, in order, while it has the record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_attempts: Vec<FailedAttempt>,
     /// Its headers, if asked for: they may be about people as much as the payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<Value>,
@@ -305,6 +325,7 @@ impl<L> DeadLetterDetail<L> {
             stream: None,
             stream_seq: None,
             history,
+            failed_attempts: Vec::new(),
             headers: None,
             payload: None,
             payload_base64: None,

@@ -21,6 +21,8 @@ async fn a_relay_serves_the_console_at_its_own_port() {
     browser.assert_sound("the relay's own console").await;
     let path = format!("/dead-letters/inbox/{refused}?consumer=billing");
     browser.go(&stage.url(&path)).await;
+    browser.wait_text("main", "Attempts that failed").await;
+    assert!(browser.text("main table").await.contains("422 Unprocessable Entity"));
     browser.type_into("#why", "no good").await;
     browser.click("button[formaction$='/discard']").await;
     browser.wait_text("main", "No dead letters").await;

@@ -101,6 +101,8 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
 
     let (_, body) = scene.ask("GET", &format!("/{first}"), None).await;
     assert_eq!(parsed(&body)["dead_letter"]["cause"], "dead", "{body}");
+    let failed = &parsed(&body)["failed_attempts"][0];
+    assert_eq!((&failed["attempt"], &failed["code"]), (&json!(1), &json!(422)), "{body}");
     assert!(!body.contains("hunter2"), "payloads are shown only when asked for: {body}");
     assert!(parsed(&body)["headers"].is_null(), "headers are about people too: {body}");
     let (_, body) = scene.ask("GET", &format!("/{first}?payload=true"), None).await;

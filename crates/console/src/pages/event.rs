@@ -14,9 +14,9 @@ use crate::client::AskError;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::Story;
 use crate::state::life::{Life, life};
 use crate::state::plan::escape;
+use crate::state::story_answers::Story;
 use crate::visitor::Visitor;
 
 /// Of several relays, which.

@@ -11,9 +11,9 @@ use crate::app::App;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::{Events, FoundEvent};
 use crate::state::figures::short;
 use crate::state::plan::escape;
+use crate::state::story_answers::{Events, FoundEvent};
 use crate::visitor::Visitor;
 
 const PAGE: u32 = 50;

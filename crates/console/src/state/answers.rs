@@ -8,6 +8,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::figures::latency;
+
 /// `/api/v1/status` of a relay: of the only one, or of each shard.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -179,6 +181,7 @@ pub(crate) struct LetterDetail {
     pub(crate) dead_letter: Option<Letter>,
     pub(crate) state: String,
     pub(crate) history: Vec<Decision>,
+    pub(crate) failed_attempts: Vec<FailedAttempt>,
     pub(crate) headers: Option<Box<RawValue>>,
     /// As it was written: a number keeps its digits.
     pub(crate) payload: Option<Box<RawValue>>,
@@ -194,6 +197,25 @@ pub(crate) struct Decision {
     pub(crate) actor: String,
     pub(crate) why: Option<String>,
     pub(crate) payload_replaced: bool,
+}
+
+/// An attempt of a consumer that failed.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct FailedAttempt {
+    pub(crate) failed_at: Option<Timestamp>,
+    pub(crate) attempt: u64,
+    /// The status of an HTTP answer.
+    pub(crate) code: Option<u16>,
+    pub(crate) took_ms: u32,
+    pub(crate) reason: String,
+    pub(crate) worker: Option<String>,
+}
+
+impl FailedAttempt {
+    pub(crate) fn took(&self) -> String {
+        latency(f64::from(self.took_ms) / 1e3)
+    }
 }
 
 /// `/api/v1/replays`.
@@ -350,110 +372,6 @@ pub(crate) struct Worker {
     pub(crate) reason: Option<String>,
     pub(crate) next_probe_at: Option<Timestamp>,
     pub(crate) went_back: Option<String>,
-}
-
-/// `/api/v1/events`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Events {
-    pub(crate) events: Vec<FoundEvent>,
-    pub(crate) next: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct FoundEvent {
-    pub(crate) id: String,
-    pub(crate) state: String,
-    pub(crate) aggregate_type: Option<String>,
-    pub(crate) aggregate_id: Option<String>,
-    pub(crate) event_type: Option<String>,
-    pub(crate) occurred_at: Option<Timestamp>,
-    pub(crate) error: Option<String>,
-    pub(crate) stream: Option<String>,
-    pub(crate) stream_seq: Option<u64>,
-}
-
-/// `/api/v1/events/{id}`.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Story {
-    pub(crate) id: String,
-    pub(crate) row: Option<RowStory>,
-    pub(crate) dead_letter: Option<Letter>,
-    pub(crate) decisions: Vec<Decision>,
-    pub(crate) message: Option<MessageStory>,
-    pub(crate) replays: Vec<ReplayStory>,
-    pub(crate) notes: Vec<String>,
-    pub(crate) consumers: BTreeMap<String, ConsumerStory>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct RowStory {
-    pub(crate) status: String,
-    pub(crate) aggregate_type: String,
-    pub(crate) aggregate_id: String,
-    pub(crate) event_type: String,
-    /// As PostgreSQL prints it.
-    pub(crate) occurred_at: Option<String>,
-    pub(crate) transaction: Option<String>,
-    pub(crate) seq: Option<i64>,
-    pub(crate) attempts: u64,
-    pub(crate) error: Option<String>,
-    pub(crate) next_attempt_at: Option<String>,
-    pub(crate) published_at: Option<String>,
-    pub(crate) commit_lsn: Option<String>,
-    pub(crate) stream: Option<String>,
-    pub(crate) stream_seq: Option<u64>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct MessageStory {
-    pub(crate) stream: String,
-    pub(crate) seq: u64,
-    pub(crate) subject: String,
-    pub(crate) stored_at: String,
-    pub(crate) position: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct ReplayStory {
-    pub(crate) id: String,
-    pub(crate) status: String,
-    pub(crate) asked_by: String,
-    pub(crate) reason: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct ConsumerStory {
-    pub(crate) record: Option<EventRecord>,
-    pub(crate) dead_letter: Option<StoryLetter>,
-    pub(crate) decisions: Vec<Decision>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct EventRecord {
-    pub(crate) status: String,
-    pub(crate) attempts: u64,
-    pub(crate) received_at: Option<Timestamp>,
-    pub(crate) claimed_at: Option<Timestamp>,
-    pub(crate) processed_at: Option<Timestamp>,
-    pub(crate) next_attempt_at: Option<Timestamp>,
-    pub(crate) worker: Option<String>,
-    pub(crate) outcome: Option<String>,
-    pub(crate) last_error: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct StoryLetter {
-    pub(crate) reason: String,
-    pub(crate) dead_at: Option<Timestamp>,
 }
 
 /// Why a process refuses what it was asked for (RFC 9457).

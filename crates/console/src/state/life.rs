@@ -2,8 +2,9 @@
 
 use jiff::Timestamp;
 
-use super::answers::{ConsumerStory, Decision, Story};
+use super::answers::{Decision, FailedAttempt};
 use super::figures::{counted, latency};
+use super::story_answers::{ConsumerStory, Story};
 
 /// How a step went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,17 +142,28 @@ fn decision(it: &Decision) -> Step {
     step.fact(it.why.clone()).fact(it.payload_replaced.then(|| "the payload was replaced".into()))
 }
 
+/// A worker is named after its process, and an id of its run.
+fn process(worker: Option<&str>) -> Option<String> {
+    Some(format!("by process {}", worker?.split(':').next()?))
+}
+
+fn failed(it: &FailedAttempt) -> Step {
+    let step = Step::new(Mark::Trouble, format!("attempt {} failed", it.attempt), it.failed_at);
+    let took = Some(format!("took {}", it.took()));
+    step.fact(Some(it.reason.clone())).fact(took).fact(process(it.worker.as_deref()))
+}
+
 fn branch(name: &str, story: &ConsumerStory) -> Branch {
-    let mut steps = Vec::new();
+    let mut steps: Vec<_> = story.failed_attempts.iter().map(failed).collect();
     if let Some(record) = &story.record {
         steps.push(Step::new(Mark::Done, "received", record.received_at));
-        let worker = record.worker.as_deref().and_then(|it| it.split(':').next());
-        let worker = worker.map(|it| format!("by process {it}"));
+        let worker = process(record.worker.as_deref());
         if record.claimed_at.is_some() {
             let step = Step::new(Mark::Done, "claimed", record.claimed_at);
             steps.push(step.fact(attempts(record.attempts)).fact(worker));
         }
-        let error = record.last_error.clone();
+        // The attempt says it.
+        let error = record.last_error.clone().filter(|_| story.failed_attempts.is_empty());
         match &*record.status {
             "PROCESSED" => {
                 let took = record.claimed_at.zip(record.processed_at).map(|(from, to)| {
@@ -177,6 +189,8 @@ fn branch(name: &str, story: &ConsumerStory) -> Branch {
         steps.push(step.fact(Some(letter.reason.clone())));
     }
     steps.extend(story.decisions.iter().map(decision));
+    // What goes on has no time.
+    steps.sort_by_key(|it| it.at.unwrap_or(Timestamp::MAX));
     Branch { consumer: name.to_owned(), steps }
 }
 
@@ -216,6 +230,31 @@ mod tests {
         assert_eq!(life.branches[0].steps[2].facts, ["took 30 ms"]);
         assert_eq!(titles(&life.branches[1].steps), ["received", "dead letter"]);
         assert_eq!(life.branches[1].steps[1].mark, Mark::Trouble);
+    }
+
+    /// A decision is between the attempts before and after it.
+    #[test]
+    fn attempts_that_failed_are_in_their_place() {
+        let attempt = |number: u32, second: u32| {
+            format!(
+                r#"{{"attempt": {number}, "failed_at": "2026-11-26T16:48:{second}Z", "code": 503,
+                    "took_ms": 1500, "reason": "503: down", "worker": "877:a"}}"#
+            )
+        };
+        let life = of(&format!(
+            r#"{{"consumers": {{"billing": {{"failed_attempts": [{}, {}],
+                "record": {{"status": "FAILED", "attempts": 1, "last_error": "503: down",
+                    "received_at": "2026-11-26T16:48:10Z", "next_attempt_at": "2026-11-26T16:49:10Z"}},
+                "decisions": [{{"action": "requeue", "actor": "ada", "at": "2026-11-26T16:48:12Z"}}]}}}}}}"#,
+            attempt(1, 11),
+            attempt(1, 13)
+        ));
+        let steps = &life.branches[0].steps;
+        let expected =
+            ["received", "attempt 1 failed", "requeue by ada", "attempt 1 failed", "failed"];
+        assert_eq!(titles(steps), expected);
+        assert_eq!(steps[1].facts, ["503: down", "took 1.5 s", "by process 877"]);
+        assert_eq!(steps[4].facts, ["next attempt at 2026-11-26T16:49:10Z"]);
     }
 
     #[test]

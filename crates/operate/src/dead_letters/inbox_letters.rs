@@ -23,9 +23,9 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{Action, Actor, AuditEntry, Filter};
+use super::{Action, Actor, AuditEntry, FailedAttempt, Filter};
 use crate::sql::records::decide_letters::{self, HOPELESS};
-use crate::sql::records::{list_letters, query, select};
+use crate::sql::records::{list_letters, look_up_records, query, select};
 
 /// The dead letters of all consumers whose inbox is in one schema.
 pub struct DeadLetters {
@@ -202,17 +202,19 @@ impl DeadLetters {
         let rows = query(&self.connection, "read the dead letters", &sql, &parameters).await?;
         let ids: Vec<Uuid> = rows.iter().map(|row| row.get("message_id")).collect();
         let sql = list_letters::list_decisions(&self.schema);
-        let entries: Vec<Decided> =
+        let entries: Vec<Of<AuditEntry>> =
             select(&self.connection, "read the decisions", &sql, &[&ids]).await?;
+        let sql = look_up_records::attempts(&self.schema);
+        let attempts: Vec<Of<FailedAttempt>> =
+            select(&self.connection, "read the attempts", &sql, &[&ids]).await?;
         let detail = |row: &Row| {
             let letter = DeadLetter::of(row);
-            let is_its =
-                |it: &&Decided| it.message_id == letter.event_id && it.consumer == letter.consumer;
             let state = if letter.requeued { "requeued" } else { "dead" };
-            let history = entries.iter().filter(is_its).map(|it| it.entry.clone()).collect();
+            let (history, failed) = (Of::all(&entries, &letter), Of::all(&attempts, &letter));
             let (id, stream, seq) = (letter.event_id, letter.stream.clone(), letter.stream_seq);
             let mut detail = DeadLetterDetail::new(id, Some(letter), state, history);
             (detail.stream, detail.stream_seq) = (Some(stream), Some(seq));
+            detail.failed_attempts = failed;
             if with_payload {
                 detail.carrying(row.get("headers"), row.get("payload"))
             } else {
@@ -409,11 +411,20 @@ impl DeadLetter {
     }
 }
 
-/// What was decided about an event, and at which consumer.
+/// Something about an event at a consumer.
 #[derive(Deserialize)]
-struct Decided {
+struct Of<T> {
     message_id: Uuid,
     consumer: String,
     #[serde(flatten)]
-    entry: AuditEntry,
+    what: T,
+}
+
+impl<T: Clone> Of<T> {
+    /// What is about this letter.
+    fn all(found: &[Self], letter: &DeadLetter) -> Vec<T> {
+        let is_its =
+            |it: &&Self| it.message_id == letter.event_id && it.consumer == letter.consumer;
+        found.iter().filter(is_its).map(|it| it.what.clone()).collect()
+    }
 }

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::dead_letters::AuditEntry;
+use crate::dead_letters::{AuditEntry, FailedAttempt};
 use crate::sql::records::{list_letters, look_up_records, query, select};
 
 /// What a consumer knows about an event.
@@ -50,23 +50,6 @@ pub struct EventRecord {
     pub last_error: Option<String>,
     /// Where it was met.
     pub place: Place,
-}
-
-/// An attempt that failed.
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
-pub struct FailedAttempt {
-    /// When.
-    pub failed_at: Timestamp,
-    /// Which attempt it was. One that met an outage is not counted: the next one has the same number.
-    pub attempt: i32,
-    /// The status of the answer, if a service gave one.
-    pub code: Option<i16>,
-    /// How many milliseconds it took.
-    pub took_ms: i32,
-    /// What failed.
-    pub reason: String,
-    /// Which worker made it.
-    pub worker: Option<String>,
 }
 
 /// A dead letter.
@@ -114,9 +97,8 @@ pub async fn explain(
     {
         stories.entry(consumer).or_default().dead_letter = Some(what);
     }
-    for Of { consumer, what } in
-        select(connection, DOING, &look_up_records::attempts(&schema), &[&event]).await?
-    {
+    let attempts = look_up_records::attempts(&schema);
+    for Of { consumer, what } in select(connection, DOING, &attempts, &[&vec![event]]).await? {
         stories.entry(consumer).or_default().failed_attempts.push(what);
     }
     let decisions = list_letters::list_decisions(&schema);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use operate::dead_letters::AuditEntry;
-use operate::explain::consumer_story::{ConsumerStory, EventRecord, FailedAttempt};
+use operate::dead_letters::{AuditEntry, FailedAttempt};
+use operate::explain::consumer_story::{ConsumerStory, EventRecord};
 use operate::explain::{MessageStory, ReplayOutcome, ReplayStory, RowStory};
 
 use crate::cli::ExplainArgs;
@@ -115,13 +115,7 @@ fn add_consumer(lines: &mut Lines, name: &str, story: &ConsumerStory) {
         }
         None => lines.add("consumer", format_args!("{name}: no record, or not any more")),
     }
-    for it in &story.failed_attempts {
-        let FailedAttempt { failed_at, attempt, took_ms, reason, .. } = it;
-        let worker = if_any(", by ", it.worker.as_ref());
-        let took = Duration::from_millis(took_ms.unsigned_abs().into());
-        let label = format!("  failed {attempt}");
-        lines.add(&label, format_args!("{failed_at} after {took:?}{worker}: {reason}"));
-    }
+    add_attempts(lines, &story.failed_attempts);
     if let Some(letter) = &story.dead_letter {
         lines.add(
             "  dead letter",
@@ -130,6 +124,17 @@ fn add_consumer(lines: &mut Lines, name: &str, story: &ConsumerStory) {
     }
     for entry in &story.decisions {
         add_decision(lines, entry);
+    }
+}
+
+/// Attempts that failed.
+pub(super) fn add_attempts(lines: &mut Lines, attempts: &[FailedAttempt]) {
+    for it in attempts {
+        let FailedAttempt { failed_at, attempt, took_ms, reason, .. } = it;
+        let worker = if_any(", by ", it.worker.as_ref());
+        let took = Duration::from_millis(took_ms.unsigned_abs().into());
+        let label = format!("  failed {attempt}");
+        lines.add(&label, format_args!("{failed_at} after {took:?}{worker}: {reason}"));
     }
 }
 

@@ -41,13 +41,14 @@ pub(crate) fn letters(schema: &str) -> String {
     ))
 }
 
-/// The attempts at the event `$1` that failed and are kept, by consumer, in order. By the records, whose
-/// time finds them.
+/// The attempts at the events `$1` that failed and are kept, by consumer, in order. By the records,
+/// whose time finds them.
 pub(crate) fn attempts(schema: &str) -> String {
     as_json(&format!(
-        "SELECT a.consumer, a.failed_at, a.attempt, a.code, a.took_ms, a.reason, a.worker
+        "SELECT a.message_id, a.consumer, a.failed_at, a.attempt, a.code, a.took_ms, a.reason,
+             a.worker
          FROM {schema}.inbox_roles r
-         JOIN {schema}.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
+         JOIN {schema}.inbox_messages m ON m.consumer = r.consumer AND m.message_id = ANY($1)
          JOIN {schema}.inbox_attempts a ON a.event_time = m.event_time
              AND a.message_id = m.message_id AND a.consumer = m.consumer
          WHERE r.partition = 0

@@ -269,9 +269,10 @@ WHERE r.partition = 0
 ORDER BY m.consumer, m.event_time) SELECT to_json(it) FROM it;
 
 -- explain: attempts
-WITH it AS (SELECT a.consumer, a.failed_at, a.attempt, a.code, a.took_ms, a.reason, a.worker
+WITH it AS (SELECT a.message_id, a.consumer, a.failed_at, a.attempt, a.code, a.took_ms, a.reason,
+    a.worker
 FROM public.inbox_roles r
-JOIN public.inbox_messages m ON m.consumer = r.consumer AND m.message_id = $1
+JOIN public.inbox_messages m ON m.consumer = r.consumer AND m.message_id = ANY($1)
 JOIN public.inbox_attempts a ON a.event_time = m.event_time
     AND a.message_id = m.message_id AND a.consumer = m.consumer
 WHERE r.partition = 0

@@ -6,6 +6,7 @@ use operate::dead_letters::{Action, DeadLetterDetail, Filter, GROUPED_MAX, Overv
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::commands::explain::add_attempts;
 use crate::output::{Lines, bare, duration, if_any, one_line};
 
 /// A reason in a table; `show` has all of it.
@@ -154,6 +155,7 @@ pub(super) fn detail<L: Serialize + Shown>(detail: &DeadLetterDetail<L>) -> anyh
             format_args!("{} {seq}", detail.stream.as_deref().unwrap_or("sequence")),
         );
     }
+    add_attempts(&mut lines, &detail.failed_attempts);
     for entry in &detail.history {
         let why = if_any(": ", entry.why.as_ref());
         let changed = if entry.payload_replaced { ", payload replaced" } else { "" };
