@@ -63,7 +63,6 @@ pub(crate) struct Statements {
     park_claimed: Statement,
     park_failed: Statement,
     park_crashed: Statement,
-    park_new: Statement,
     park_forgotten: Statement,
     park_anyhow: Statement,
     /// Whether the latest attempt that failed could not be noted.
@@ -129,7 +128,6 @@ impl Statements {
             park_claimed: prepare(park::park_claimed(schema)).await?,
             park_failed: prepare(park::park_failed(schema)).await?,
             park_crashed: prepare(park::park_crashed(schema, free)).await?,
-            park_new: prepare(park::park_new(schema)).await?,
             park_forgotten: prepare(park::park_forgotten(schema)).await?,
             park_anyhow: prepare(park::park_anyhow(schema, free)).await?,
             is_unnoted: Arc::default(),
@@ -267,13 +265,13 @@ impl Statements {
     }
 
     /// Makes an event a dead letter. `claim` is what was claimed, if it was, and how long the attempt took
-    /// that failed, if one did. Says whether it is
-    /// one now by our doing.
+    /// that failed, if one did; otherwise it is done under the token `role`. Says whether it is one now
+    /// by our doing.
     pub(crate) async fn park(
         &self,
         on: &impl GenericClient,
         message: &Message,
-        claim: Option<(Claim, Option<Duration>)>,
+        (role, claim): (Uuid, Option<(Claim, Option<Duration>)>),
         cause: Cause,
         reason: &str,
     ) -> Result<bool> {
@@ -282,10 +280,15 @@ impl Statements {
             (_, Some(_)) => &self.park_claimed,
             (Cause::Crashes, None) => &self.park_crashed,
             (Cause::Forgotten, None) => &self.park_forgotten,
-            (Cause::Dead | Cause::MaxAttempts | Cause::Expired | Cause::Unreadable, None) => {
-                &self.park_new
-            }
-            (Cause::Unrecordable | Cause::Gone, None) => &self.park_anyhow,
+            (
+                Cause::Dead
+                | Cause::MaxAttempts
+                | Cause::Expired
+                | Cause::Unreadable
+                | Cause::Unrecordable
+                | Cause::Gone,
+                None,
+            ) => &self.park_anyhow,
         };
         // What cannot be refused: plain ASCII, and the rest as bytes.
         let (subject, headers, raw, reason) = if cause == Cause::Unrecordable {
@@ -299,7 +302,7 @@ impl Statements {
         };
         let Key { id, event_time } = message.key;
         let seq = message.stream_seq.cast_signed();
-        let token = claim.map(|(claim, _)| claim.token);
+        let token = claim.map_or(role, |(claim, _)| claim.token);
         let failed = claim.and_then(|(_, took)| Some(Failed { reason: &reason, took: took? }));
         let (code, took) = noted(failed);
         let payload = &message.payload[..];

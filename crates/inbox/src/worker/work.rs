@@ -260,8 +260,7 @@ impl Context {
 
     async fn park_forgotten(&self, store: &Store, item: &Item) -> Result<Report, Error> {
         let reason = "it is older than the inbox remembers, and may have been handled";
-        self.park(store, &item.message, None, Cause::Forgotten, reason).await?;
-        Ok(Report::dead(item))
+        self.park_or_wait(store, item, None, (Cause::Forgotten, reason)).await
     }
 
     /// Puts a message that cannot be read, or that there is none of, out of the way.
@@ -269,8 +268,7 @@ impl Context {
         let reason = item.message.event.as_ref().err().map_or("", String::as_str);
         let gone = item.message.whence == Whence::Record;
         let cause = if gone { Cause::Gone } else { Cause::Unreadable };
-        self.park(store, &item.message, None, cause, reason).await?;
-        Ok(Report::dead(item))
+        self.park_or_wait(store, item, None, (cause, reason)).await
     }
 
     /// Puts a message out of the way of which the database refuses to keep what there is to keep:
@@ -290,11 +288,21 @@ impl Context {
             return Ok(Report::undone(item, Path::Careful));
         }
         let reason = format!("the database refuses its record: {}", refusal.without_data());
+        self.park_or_wait(store, item, claim, (Cause::Unrecordable, &reason)).await
+    }
+
+    async fn park_or_wait(
+        &self,
+        store: &Store,
+        item: &Item,
+        claim: Option<Claim>,
+        (cause, reason): (Cause, &str),
+    ) -> Result<Report, Error> {
         let claim = claim.map(|it| (it, None));
-        if self.park(store, &item.message, claim, Cause::Unrecordable, &reason).await? {
+        if self.park(store, &item.message, claim, cause, reason).await? {
             return Ok(Report::dead(item));
         }
-        // It has had its end, or somebody else is at work on it.
+        // It has had its end, or somebody else is at work on it, or has the role.
         let key = item.message.key;
         let resolved = resolved::find(store.client(), &self.config, &[key]).await?;
         Ok(if resolved.is_empty() {
@@ -312,7 +320,8 @@ impl Context {
         cause: Cause,
         reason: &str,
     ) -> Result<bool, Error> {
-        let parked = store.sql().park(store.client(), message, claim, cause, reason).await;
+        let under = (self.term.token, claim);
+        let parked = store.sql().park(store.client(), message, under, cause, reason).await;
         let parked = parked.map_err(Error::sql("write a dead letter"))?;
         if parked {
             self.tally.parked(cause);

@@ -160,14 +160,14 @@ impl RecordModel {
         if !is_free {
             return ClaimReply::Leased { remaining: row.expires_at - now };
         }
+        if !has_role {
+            return ClaimReply::Contended;
+        }
         if unfinished >= UNFINISHED_MAX.unsigned_abs() {
             return ClaimReply::Crashed { attempts: row.attempts };
         }
         if row.next_attempt_at > now {
             return ClaimReply::Early { remaining: row.next_attempt_at - now };
-        }
-        if !has_role {
-            return ClaimReply::Contended;
         }
         (row.status, row.token, row.expires_at) = (Status::Processing, Some(token), expires_at);
         row.attempts += 1;

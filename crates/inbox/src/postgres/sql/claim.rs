@@ -51,6 +51,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
                  WHEN claimed.message_id IS NOT NULL THEN 'claimed'
                  WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'resolved'
                  WHEN NOT {free} THEN 'leased'
+                 WHEN NOT {role} THEN 'contended'
                  WHEN m.attempts - m.finished_attempts >= {UNFINISHED_MAX} THEN 'crashed'
                  WHEN m.next_attempt_at > clock_timestamp() THEN 'early'
                  WHEN m.message_id IS NULL AND NOT input.{remembered} THEN 'forgotten'

@@ -1,5 +1,6 @@
 use super::OURS;
 use super::attempts::note;
+use super::claim::has_role;
 use crate::record::UNFINISHED_MAX;
 
 pub(crate) fn park_claimed(schema: &str) -> String {
@@ -29,6 +30,8 @@ fn dead_claimed(schema: &str) -> String {
     )
 }
 
+/// What is parked without a claim is parked under the token `$11` of the role: a worker that lost it
+/// parks nothing.
 pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
     let dead = format!(
         "UPDATE {schema}.inbox_messages AS m
@@ -38,40 +41,32 @@ pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
          WHERE m.consumer = $1 AND m.message_id = i.message_id
              AND m.event_time = i.event_time AND {free}
              AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
-             AND $11::uuid IS NULL
-         RETURNING m.attempts"
+             AND {role}
+         RETURNING m.attempts",
+        role = has_role(schema, "$11")
     );
     park(schema, &dead, "")
 }
 
-pub(crate) fn park_new(schema: &str) -> String {
-    park(schema, &dead_new(schema, "NOTHING"), "")
-}
-
 pub(crate) fn park_forgotten(schema: &str) -> String {
-    park(schema, "SELECT 0 AS attempts WHERE $11::uuid IS NULL", "")
+    park(schema, &format!("SELECT 0 AS attempts WHERE {}", has_role(schema, "$11")), "")
 }
 
 /// Whether there is a record or not, as long as nobody is at work on it.
 pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
-    let otherwise = format!(
-        "UPDATE SET status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
-             next_attempt_at = NULL WHERE {free}"
-    );
-    park(schema, &dead_new(schema, &otherwise), "")
-}
-
-/// Of an event without a record; `otherwise` says what to do if there is one.
-fn dead_new(schema: &str, otherwise: &str) -> String {
-    format!(
+    let dead = format!(
         "INSERT INTO {schema}.inbox_messages AS m (consumer, message_id, event_time, subject,
              stream, stream_seq, status, last_error)
          SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
          FROM unnest($2, $3) AS i (message_id, event_time)
-         WHERE $11::uuid IS NULL
-         ON CONFLICT (consumer, message_id, event_time) DO {otherwise}
-         RETURNING m.attempts"
-    )
+         WHERE {role}
+         ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET status = 'DEAD',
+             last_error = $10, lease_token = NULL, expires_at = NULL, next_attempt_at = NULL
+             WHERE {free}
+         RETURNING m.attempts",
+        role = has_role(schema, "$11")
+    );
+    park(schema, &dead, "")
 }
 
 /// `dead` changes the record, and returns `attempts` if it did; `more` goes with it. Of an event that is

@@ -141,6 +141,8 @@ SELECT
         WHEN claimed.message_id IS NOT NULL THEN 'claimed'
         WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'resolved'
         WHEN NOT m.status IN ('PROCESSING', 'FAILED') THEN 'leased'
+        WHEN NOT EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $10::uuid) THEN 'contended'
         WHEN m.attempts - m.finished_attempts >= 3 THEN 'crashed'
         WHEN m.next_attempt_at > clock_timestamp() THEN 'early'
         WHEN m.message_id IS NULL AND NOT input.event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
@@ -295,30 +297,8 @@ FROM unnest($2, $3) AS i (message_id, event_time)
 WHERE m.consumer = $1 AND m.message_id = i.message_id
     AND m.event_time = i.event_time AND m.status IN ('PROCESSING', 'FAILED')
     AND m.attempts - m.finished_attempts >= 3
-    AND $11::uuid IS NULL
-RETURNING m.attempts)
-INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
-    subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
-    stream_created_at)
-SELECT $1, ($2)[1], ($3)[1], $4::text, $5::text, $6::bigint, $7::text::jsonb, $8::bytea,
-    dead.attempts, $9::text, $10::text, $12::bytea, $13::timestamptz
-FROM dead
-ON CONFLICT (consumer, message_id) DO UPDATE SET
-    event_time = EXCLUDED.event_time, subject = EXCLUDED.subject,
-    stream = EXCLUDED.stream, stream_seq = EXCLUDED.stream_seq,
-    stream_created_at = EXCLUDED.stream_created_at, headers = EXCLUDED.headers,
-    raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
-    attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
-    dead_at = EXCLUDED.dead_at
-RETURNING letter.message_id;
-
--- park a new event
-WITH dead AS (INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject,
-    stream, stream_seq, status, last_error)
-SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
-FROM unnest($2, $3) AS i (message_id, event_time)
-WHERE $11::uuid IS NULL
-ON CONFLICT (consumer, message_id, event_time) DO NOTHING
+    AND EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $11::uuid)
 RETURNING m.attempts)
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
@@ -336,7 +316,8 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
 RETURNING letter.message_id;
 
 -- park what is forgotten
-WITH dead AS (SELECT 0 AS attempts WHERE $11::uuid IS NULL)
+WITH dead AS (SELECT 0 AS attempts WHERE EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $11::uuid))
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
     stream_created_at)
@@ -357,9 +338,11 @@ WITH dead AS (INSERT INTO public.inbox_messages AS m (consumer, message_id, even
     stream, stream_seq, status, last_error)
 SELECT $1, message_id, event_time, $4, $5, $6, 'DEAD', $10
 FROM unnest($2, $3) AS i (message_id, event_time)
-WHERE $11::uuid IS NULL
-ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET status = 'DEAD', last_error = $10, lease_token = NULL, expires_at = NULL,
-    next_attempt_at = NULL WHERE m.status IN ('PROCESSING', 'FAILED')
+WHERE EXISTS (SELECT FROM public.inbox_roles AS r
+    WHERE r.consumer = $1 AND r.token = $11::uuid)
+ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET status = 'DEAD',
+    last_error = $10, lease_token = NULL, expires_at = NULL, next_attempt_at = NULL
+    WHERE m.status IN ('PROCESSING', 'FAILED')
 RETURNING m.attempts)
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,

@@ -25,7 +25,6 @@ fn statements_are_written_down() {
         ("park a claimed event", park::park_claimed(schema)),
         ("park an event that failed", park::park_failed(schema)),
         ("park after crashes", park::park_crashed(schema, UNRESOLVED)),
-        ("park a new event", park::park_new(schema)),
         ("park what is forgotten", park::park_forgotten(schema)),
         ("park anyhow", park::park_anyhow(schema, UNRESOLVED)),
         ("find letters that are due", requeued::find_due(schema)),

@@ -57,13 +57,14 @@ impl Model {
         self.records.entry(id).or_insert(none)
     }
 
-    fn claim(&mut self, id: Uuid, token: Uuid) -> &'static str {
+    fn claim(&mut self, id: Uuid, (role, token): (Uuid, Uuid)) -> &'static str {
         let takes_over = self.takes_over;
         let record = self.of(id);
         let crashed = record.attempts - record.finished >= UNFINISHED_MAX;
         match record.state {
             State::Processed | State::Dead => return "resolved",
             State::Processing { expired: false, .. } if !takes_over => return "leased",
+            _ if role != Uuid::nil() => return "contended",
             _ if crashed => return "crashed",
             State::Failed { due: false } => return "early",
             _ => {}
@@ -113,7 +114,7 @@ impl Play {
             (0..=2, _) => self.claim(worker).await,
             (3, _) => self.record(worker, index).await,
             (4, _) => self.time_passes(worker, index).await,
-            (5, _) => self.park_crashed(worker, index).await,
+            (5, _) => self.park_unclaimed(worker, index).await,
             (6, Some(claim)) => self.renew(worker, claim).await,
             (7, Some(claim)) => self.complete(worker, claim).await,
             (8, Some(claim)) => self.fail(worker, claim).await,
@@ -130,14 +131,13 @@ impl Play {
     async fn claim(&mut self, worker: usize) -> String {
         let count = self.random.random_range(1..=self.messages.len());
         let messages: Vec<&Message> = self.messages.sample(&mut self.random, count).collect();
-        let token = Uuid::new_v4();
+        let tokens = (role(&mut self.random), Uuid::new_v4());
         let store = &self.workers[worker];
-        let claims =
-            store.sql().claim(store.client(), (Uuid::nil(), token), &messages).await.unwrap();
+        let claims = store.sql().claim(store.client(), tokens, &messages).await.unwrap();
         assert_eq!(claims.len(), messages.len());
         let mut said = Vec::new();
         for (message, claim) in messages.iter().zip(claims) {
-            let expected = self.model.claim(message.key.id, token);
+            let expected = self.model.claim(message.key.id, tokens);
             let record = *self.model.of(message.key.id);
             let unfinished = (record.attempts - record.finished).unsigned_abs();
             let attempts = record.attempts.unsigned_abs();
@@ -145,7 +145,7 @@ impl Play {
                 ClaimReply::Claimed { age, .. } => {
                     assert_eq!(claim, ClaimReply::Claimed { attempts, unfinished, age });
                     assert_eq!(age.is_some(), record.has_failed, "nothing is old before it failed");
-                    self.claims.push(Claim { key: message.key, token });
+                    self.claims.push(Claim { key: message.key, token: tokens.1 });
                     "claimed"
                 }
                 ClaimReply::Resolved => "resolved",
@@ -247,31 +247,35 @@ impl Play {
         let store = &self.workers[worker];
         let message = self.messages.iter().find(|it| it.key == claim.key).unwrap();
         let cause = Cause::MaxAttempts;
-        let claimed = Some((claim, Some(LONG)));
+        let claimed = (role(&mut self.random), Some((claim, Some(LONG))));
         let park = store.sql().park(store.client(), message, claimed, cause, "no");
         let ours = park.await.unwrap();
         assert_eq!(ours, self.model.end(claim, State::Dead, 1, 0));
         format!("worker {worker} parks: {ours}")
     }
 
-    async fn park_crashed(&mut self, worker: usize, index: usize) -> String {
+    async fn park_unclaimed(&mut self, worker: usize, index: usize) -> String {
+        let role = role(&mut self.random);
+        let cause = *[Cause::Crashes, Cause::Gone].choose(&mut self.random).unwrap();
         let store = &self.workers[worker];
         let message = &self.messages[index];
-        let park = store.sql().park(store.client(), message, None, Cause::Crashes, "no");
+        let park = store.sql().park(store.client(), message, (role, None), cause, "no");
         let parked = park.await.unwrap();
         let takes_over = self.model.takes_over;
         let record = self.model.of(message.key.id);
         let free = match record.state {
             State::Processing { expired, .. } => expired || takes_over,
             State::Released | State::Failed { .. } => true,
-            State::None | State::Processed | State::Dead => false,
+            State::None => cause == Cause::Gone,
+            State::Processed | State::Dead => false,
         };
-        let expected = free && record.attempts - record.finished >= UNFINISHED_MAX;
+        let crashed = record.attempts - record.finished >= UNFINISHED_MAX;
+        let expected = free && role.is_nil() && (cause == Cause::Gone || crashed);
         assert_eq!(parked, expected);
         if parked {
             record.state = State::Dead;
         }
-        format!("worker {worker} parks what crashed: {parked}")
+        format!("worker {worker} parks {index} for {cause:?}: {parked}")
     }
 
     /// The table says what the model says; dead letters are exactly the dead.
@@ -298,6 +302,11 @@ impl Play {
             assert_eq!(row.get::<_, bool>(5), record.state == State::Dead);
         }
     }
+}
+
+/// The role's token, or that of a role that was lost.
+fn role(random: &mut StdRng) -> Uuid {
+    if random.random_bool(0.8) { Uuid::nil() } else { Uuid::max() }
 }
 
 async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
@@ -435,7 +444,7 @@ async fn the_newest_failed_attempts_of_an_event_are_kept() {
     let lost = Claim { token: Uuid::new_v4(), ..claim(&fails).await };
     assert!(sql.end(on, &[(lost, failed)]).await.unwrap().is_empty());
     assert_eq!(kept(&fails).await, newest, "whoever lost the lease writes nothing");
-    let last = Some((claim(&is_away).await, Some(LONG)));
+    let last = (Uuid::nil(), Some((claim(&is_away).await, Some(LONG))));
     assert!(sql.park(on, &is_away, last, Cause::Expired, "503 gone").await.unwrap());
     let kept = kept(&is_away).await;
     assert_eq!((kept.len(), kept[19].as_str()), (20, "1 503 3600000 503 gone w"));
