@@ -60,6 +60,7 @@ async fn a_token_gives_a_role_and_is_replaced_while_the_relay_runs() {
         (("GET", "/api/v1/config"), "", [401, 403, 403, 200]),
         (("GET", "/api/v1/me"), "", [401, 200, 200, 200]),
         (("GET", "/api/v1/audit"), "", [401, 200, 200, 200]),
+        (("GET", "/api/v1/retention"), "", [401, 200, 200, 200]),
         (("GET", "/api/v1/outbox/dead-letter/operations"), "", [401, 200, 200, 200]),
     ] {
         let who = ["no-token", "viewer-token", "operator-token", "admin-token"];

@@ -12,6 +12,8 @@ pub(crate) mod letter_changes;
 pub(crate) mod log;
 pub(crate) mod overview;
 pub(crate) mod replay;
+pub(crate) mod rewind;
+mod rewind_rows;
 pub(crate) mod settings_page;
 pub(crate) mod sign_in;
 pub(crate) mod work;

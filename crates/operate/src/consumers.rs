@@ -1,6 +1,8 @@
 //! The consumers of an inbox: what they have before them, who has them, and what operators want of them.
 
 mod controls;
+mod rewind_list;
+mod rewind_words;
 mod rewinder;
 
 use inbox::access::rewind_records::FOLLOWS;
@@ -12,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::controls::ControlAction;
+pub use self::rewind_list::Rewind;
 pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
 use crate::sql::records::{list_letters, query, select};
 

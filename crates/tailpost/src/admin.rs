@@ -24,6 +24,7 @@ pub(crate) mod operations;
 mod problem;
 mod relay_endpoint;
 mod replay_routes;
+mod retention_routes;
 mod slot_routes;
 mod verify_routes;
 
@@ -60,7 +61,7 @@ pub(crate) use self::listen::Address;
 use self::openapi::{Api, Operation};
 pub(crate) use self::problem::ApiError;
 pub(crate) use events::{Told, WAIT_MAX, Waited, WaitingOf};
-pub(crate) use inbox_endpoint::{AppState, Inbox};
+pub(crate) use inbox_endpoint::{AppState, Inbox, Rewinders};
 pub(crate) use metrics::inbox_sample::{Durable, Sample, Samples};
 pub(crate) use metrics::relay_collector::Watched;
 use metrics::{Format, Metrics};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use operate::dead_letters::inbox_letters::DeadLetterDetail;
+use operate::dead_letters::inbox_letters::{DeadLetterDetail, Marked};
 use operate::dead_letters::{Actor, BulkRequest, Progress, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -83,4 +83,20 @@ pub(crate) fn not_dead(decision: &str) -> Refusal {
         "it is requeued, or has no record any more, or cannot be handled whatever changes: see \
          `inbox dlq show`",
     )
+}
+
+/// Why an event does not count as processed.
+pub(crate) fn not_marked(why: Marked, consumer: &str, event: Uuid) -> Refusal {
+    match why {
+        Marked::Leased => {
+            Refusal::conflict(format!("a worker of {consumer} has event {event} right now"))
+                .with_hint("try again when its lease is over, or stop the consumer first")
+        }
+        Marked::Forgotten => {
+            Refusal::conflict(format!("event {event} is older than the inbox remembers"))
+                .with_hint("it is not handled any more: if it comes again it becomes a dead letter")
+        }
+        _ => Refusal::not_found(format!("neither inbox nor outbox know event {event}"))
+            .with_hint("name the time in its Occurred-At header with --occurred-at"),
+    }
 }

@@ -73,6 +73,52 @@ mod long {
         browser.wait_text("main", "30 of 30").await;
     }
 
+    /// The relay is killed in the middle: what was not done is still a dead letter, the page says so, and
+    /// begun again it is done once each.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn work_on_many_ends_with_its_process_and_can_be_begun_again() {
+        let stage = Stage::new(&[]).await;
+        for number in 0..30 {
+            stage.emit(&format!("o-{number}"), 5_000).await;
+        }
+        let open = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
+        let count = async || stage.env.query::<i64>(open).await;
+        until(DEADLINE, "all are dead letters", async || count().await == 30).await;
+        let browser = stage.browser("operator").await;
+        let discard = async |rate: &str, left: i64| {
+            let plan = "/dead-letters/plan?source=relay&action=discard&reason=payload";
+            browser.go(&stage.url(plan)).await;
+            if left > 10 {
+                browser.type_into("#typed", &left.to_string()).await;
+            }
+            browser.type_into("#why", "tests").await;
+            browser.script(&format!("document.querySelector('#rate').value = '{rate}'")).await;
+            browser.click_through("button.final").await;
+            browser.wait_text("h1", "Work").await;
+        };
+        discard("2", 30).await;
+        browser.wait_text("main", "running").await;
+        until(DEADLINE, "some are discarded", async || count().await < 30).await;
+        stage.relay.kill9().await;
+        let left = count().await;
+        assert!(left > 0, "the test proves nothing");
+        let relay = stage.env.relay();
+        relay.wait_active().await;
+        until(DEADLINE, "the page says so", async || {
+            browser.reload().await;
+            browser.text("main").await.contains("not known any more")
+        })
+        .await;
+        browser.size(1440, 900).await;
+        browser.screenshot("work-interrupted").await;
+        browser.assert_sound("work that was interrupted").await;
+        assert_eq!(count().await, left, "nobody goes on by themselves");
+        discard("100", left).await;
+        until(DEADLINE, "all are discarded", async || count().await == 0).await;
+        let noted = "SELECT count(*) FROM outbox_dead_letter_audit WHERE action = 'discard'";
+        assert_eq!(stage.env.query::<i64>(noted).await, 30, "each of them once");
+    }
+
     /// Table and stream are compared by the relay, and a message that is gone is found.
     #[tokio::test(flavor = "multi_thread")]
     async fn table_and_stream_are_compared_by_the_relay() {
@@ -125,6 +171,50 @@ mod long {
         browser.script("document.querySelector('.needs form').requestSubmit()").await;
         stage.service.wait_calls(2).await;
         browser.wait_text(".needs", "Nothing").await;
+    }
+
+    /// A consumer goes back for a lost effect, and an effect that was made by hand is not made again: each
+    /// is found from the consumer's page, says first what it does, and is in the audit.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_consumer_is_rewound_and_an_event_marked_as_processed() {
+        let stage = Stage::new(&[]).await;
+        let event = stage.emit("o-1", 10).await;
+        stage.service.wait_calls(1).await;
+        let refused = stage.refuse("o-2").await;
+        let browser = stage.browser("operator").await;
+        browser.size(1440, 900).await;
+        browser.go(&stage.url("/consumers/inbox/billing")).await;
+        browser.click_through("a[href$='/rewind']").await;
+        browser.type_into("#to_sequence", "1").await;
+        browser.click("[name=again]").await;
+        browser.click_through("form[method=get] button").await;
+        browser.wait_text("main", "THEIR EFFECTS REPEAT").await;
+        browser.screenshot("rewind-plan").await;
+        browser.assert_sound("the plan of a rewind").await;
+        browser.type_into("#why", "a lost effect").await;
+        browser.click_through(".plan button").await;
+        until(DEADLINE, "it has gone back", async || {
+            browser.reload().await;
+            browser.text("main").await.contains("handled again")
+        })
+        .await;
+        browser.screenshot("rewound").await;
+        browser.assert_sound("a consumer that went back").await;
+        assert_eq!(stage.service.calls_of(event), 2);
+
+        let letter = format!("/dead-letters/inbox/{refused}?consumer=billing");
+        browser.go(&stage.url(&letter)).await;
+        browser.click_through("a[href*='/mark-processed?']").await;
+        browser.wait_text("main", "422 Unprocessable Entity").await;
+        browser.screenshot("mark-processed").await;
+        browser.assert_sound("an event to be marked").await;
+        browser.type_into("#why", "by hand").await;
+        browser.click_through(".plan button").await;
+        let dead = "SELECT count(*) FROM inbox_dead_letter";
+        assert_eq!(stage.env.query::<i64>(dead).await, 0);
+        browser.press("ga").await;
+        browser.wait_text("main", "a lost effect").await;
+        browser.wait_text("main", "mark_processed").await;
     }
 
     /// Somebody with a viewer's token sees what there is to do and may not, and is out when the token is.

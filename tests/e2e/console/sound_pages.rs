@@ -32,6 +32,11 @@ async fn pages(stage: &Stage) -> Vec<(&'static str, String)> {
         ("event-that-waits", format!("/events/{}", of(behind))),
         ("consumers", "/consumers".into()),
         ("consumer", "/consumers/inbox/billing".into()),
+        ("rewind", "/consumers/inbox/billing/rewind?to_sequence=1&again=yes".into()),
+        (
+            "mark-processed",
+            format!("/consumers/inbox/billing/mark-processed?event={}", of(refused)),
+        ),
         ("work", "/work".into()),
         ("log", "/log".into()),
         ("checks", "/checks".into()),

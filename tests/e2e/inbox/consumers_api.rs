@@ -37,12 +37,16 @@ impl Scene {
     }
 
     async fn ask(&self, method: &str, path: &str) -> (u16, Value) {
+        let body = json!({ "by": "ada", "why": "tests" });
+        self.ask_with(method, &format!("/consumers{path}"), &body).await
+    }
+
+    async fn ask_with(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let stream = TcpStream::connect(self.api).await.expect("connect");
         let headers = format!("Host: {}\r\nContent-Type: application/json", self.api);
-        let body = json!({ "by": "ada", "why": "tests" }).to_string();
-        let body = if method == "GET" { "" } else { &body };
-        let path = format!("/api/v1/consumers{path}");
-        let told = ask(stream, method, &path, &headers, body).await.expect("an answer");
+        let body = if method == "GET" { String::new() } else { body.to_string() };
+        let path = format!("/api/v1{path}");
+        let told = ask(stream, method, &path, &headers, &body).await.expect("an answer");
         let (head, body) = told.split_once("\r\n\r\n").expect("a whole answer");
         let code = head.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("a status");
         (code, serde_json::from_str(body).unwrap_or(Value::Null))
@@ -120,6 +124,86 @@ async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     scene.wait_status("/status/handler/breaker", "closed".into()).await;
     let (code, all) = scene.ask("GET", "").await;
     assert_eq!((code, &all["consumers"][0]["name"]), (200, &json!("billing")), "{all}");
+}
+
+/// The plan first, then for a reason, and with who wanted it.
+// proves: G-REWIND-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_is_rewound_over_http_for_a_reason() {
+    let scene = Scene::new().await;
+    let _inbox = scene.inbox().await;
+    let id = emit(&scene.env, "o-1", "{}").await;
+    wait_processed(&scene.env, 1).await;
+    let rewind = async |name: &str, body: Value| {
+        scene.ask_with("POST", &format!("/consumers/{name}/rewinds"), &body).await
+    };
+    let (code, plan) =
+        rewind("billing", json!({ "to_sequence": 1, "again": true, "dry_run": true })).await;
+    assert_eq!((code, &plan["processed"], &plan["handled"]), (200, &json!(1), &json!(1)), "{plan}");
+    assert_eq!(plan["counted_to_sequence"], plan["delivered_sequence"], "{plan}");
+    for (name, body, refused) in [
+        ("nobody", json!({ "to_sequence": 1 }), 404),
+        ("billing", json!({}), 400),
+        ("billing", json!({ "to_sequence": 1, "since": "2026-11-27T00:00:00Z" }), 400),
+        ("billing", json!({ "to_sequence": 1, "again": true }), 400),
+        ("billing", json!({ "to_sequence": 1, "event_type": "Placed" }), 400),
+        ("billing", json!({ "to_sequence": 1000 }), 409),
+    ] {
+        let (code, told) = rewind(name, body.clone()).await;
+        assert_eq!(code, refused, "{name} {body}: {told}");
+    }
+    assert_eq!(scene.service.calls_of(id), 1, "nothing was done");
+    let again = json!({ "to_sequence": 1, "again": true, "by": "ada", "why": "a lost effect" });
+    let (code, begun) = rewind("billing", again).await;
+    assert_eq!((code, &begun["from_sequence"]), (202, &json!(1)), "{begun}");
+    let listed = async || scene.ask_with("GET", "/rewinds", &Value::Null).await.1;
+    until(DEADLINE, "it is rewound", async || listed().await["rewinds"][0]["outcome"] == "rewound")
+        .await;
+    wait_processed(&scene.env, 1).await;
+    assert_eq!(scene.service.calls_of(id), 2);
+    let it = &listed().await["rewinds"][0];
+    assert_eq!((&it["removed"], &it["why"]), (&json!(1), &json!("a lost effect")), "{it}");
+    assert!(it["requested_by"].as_str().is_some_and(|it| it.ends_with("(ada)")), "{it}");
+
+    let pending = "INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again,
+        requested_by, removed_to) VALUES ('other', 'OUTBOX', 1, 1, false, 'bob', 0)";
+    scene.env.execute(pending).await;
+    assert_eq!(scene.ask("DELETE", "/other/rewinds").await.0, 204);
+    assert_eq!(scene.ask("DELETE", "/other/rewinds").await.0, 404);
+    let (_, audit) = scene.ask_with("GET", "/audit", &Value::Null).await;
+    let done = |at: usize| (&audit["entries"][at]["action"], &audit["entries"][at]["why"]);
+    assert_eq!(done(0), (&json!("cancel_rewind"), &json!("tests")), "{audit}");
+}
+
+/// The effect of a dead letter was made by hand.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_is_marked_as_processed_over_http_for_a_reason() {
+    let scene = Scene::new().await;
+    let _inbox = scene.inbox().await;
+    scene.service.answer_to("o-1", 422);
+    let id = emit(&scene.env, "o-1", "{}").await;
+    let dead = async || {
+        let sql = "SELECT count(*) FROM inbox_dead_letter";
+        scene.env.query::<i64>(sql).await
+    };
+    until(DEADLINE, "it is a dead letter", async || dead().await == 1).await;
+    let mark = async |name: &str, body: Value| {
+        let path = format!("/consumers/{name}/events/{id}/mark-processed");
+        scene.ask_with("POST", &path, &body).await
+    };
+    let (code, told) = mark("billing", json!({ "dry_run": true })).await;
+    assert_eq!((code, &told["before"]["record"]["status"]), (200, &json!("DEAD")), "{told}");
+    assert_eq!(mark("billing", json!({})).await.0, 400);
+    assert_eq!(mark("nobody", json!({ "why": "by hand" })).await.0, 404);
+    assert_eq!(dead().await, 1);
+    let (code, told) = mark("billing", json!({ "by": "ada", "why": "by hand" })).await;
+    assert_eq!((code, &told["result"]), (200, &json!("marked")), "{told}");
+    assert_eq!(dead().await, 0);
+    let decided = "SELECT decision || ' ' || decided_by || ' ' || reason FROM inbox_decisions";
+    let decided = scene.env.query::<String>(decided).await;
+    assert_eq!(decided, "mark_processed postgres (ada) by hand");
+    let (code, told) = mark("billing", json!({ "why": "again" })).await;
+    assert_eq!((code, &told["result"]), (200, &json!("already_processed")), "{told}");
 }
 
 /// A service that is gone for good is not called again before somebody says so.

@@ -19,8 +19,17 @@ use crate::visitor::Visitor;
 const PAGE: u32 = 200;
 
 /// What people look for. The lists have more.
-const ACTIONS: [&str; 8] =
-    ["requeue", "discard", "reject", "read", "replay", "rewind", "pause", "resume"];
+const ACTIONS: [&str; 9] = [
+    "requeue",
+    "discard",
+    "reject",
+    "mark_processed",
+    "read",
+    "replay",
+    "rewind",
+    "pause",
+    "resume",
+];
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -65,7 +74,7 @@ impl Row {
 }
 
 /// The inbox writes the database's role before the name.
-fn person(actor: &str) -> &str {
+pub(super) fn person(actor: &str) -> &str {
     let inner = actor.strip_suffix(')').and_then(|it| it.split_once(" ("));
     inner.map_or(actor, |(_, name)| name)
 }

@@ -9,11 +9,13 @@ use hyper::Method;
 use serde_json::Value;
 
 use super::consumers::{ConsumerRow, consumer_rows};
+use super::rewind_rows::RewindRow;
 use crate::app::{App, change};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::state::answers::{Consumer, Decision};
+use crate::state::operator_answers::Rewinds;
 use crate::state::plan::escape;
 use crate::visitor::Visitor;
 
@@ -25,6 +27,7 @@ struct ConsumerPage {
     /// As the database has it now, or why it does not say.
     record: Result<Consumer, Problem>,
     facts: Vec<(&'static str, String)>,
+    rewinds: Vec<RewindRow>,
     history: Vec<Decision>,
     letters_path: String,
 }
@@ -44,6 +47,10 @@ pub(crate) async fn consumer(
     app.watch.freshen().await;
     let asked = of.get::<Consumer>(&visitor, &format!("consumers/{}", escape(&name))).await;
     let record = asked.map_err(Problem::from);
+    // The page is whole without them.
+    let rewinds: Rewinds = of.get(&visitor, "rewinds").await.unwrap_or_default();
+    let rewinds = rewinds.rewinds.into_iter().filter(|it| it.consumer == name);
+    let rewinds = rewinds.map(|it| RewindRow { source: source.clone(), it }).collect();
     let frame = Frame::new(&app, &visitor, Place::Consumers, &name);
     let now = frame.now;
     let row = app.watch.see(|picture| {
@@ -60,7 +67,7 @@ pub(crate) async fn consumer(
     let history = record.as_ref().map(|it| it.history.clone()).unwrap_or_default();
     let letters_path = format!("/dead-letters?source={source}&consumer={}", escape(&name));
     let facts = facts(&row, &frame);
-    page(&ConsumerPage { frame, row, record, facts, history, letters_path })
+    page(&ConsumerPage { frame, row, record, facts, rewinds, history, letters_path })
 }
 
 fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {

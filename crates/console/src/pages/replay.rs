@@ -131,7 +131,7 @@ impl Wanted {
 }
 
 /// A browser's field of a time has no zone and no seconds.
-fn moment(name: &str, text: &str) -> String {
+pub(super) fn moment(name: &str, text: &str) -> String {
     let is_time = matches!(name, "since" | "until");
     match (is_time, text.len()) {
         (true, 16) => format!("{text}:00Z"),

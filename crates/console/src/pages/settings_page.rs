@@ -1,4 +1,4 @@
-//! With what relays and inboxes run. It is shown and never changed here.
+//! With what relays and inboxes run, and what they delete. It is shown and never changed here.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::app::App;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::sessions::Role;
-use crate::state::operator_answers::{Configuration, Setting};
+use crate::state::figures::{bytes, count, rounded};
+use crate::state::operator_answers::{Configuration, Partition, Retained, Setting};
 use crate::visitor::Visitor;
 
 /// The settings of a relay or an inbox.
@@ -28,7 +29,24 @@ struct SettingsPage {
     frame: Frame,
     is_admin: bool,
     processes: Vec<ProcessSettings>,
+    kept: Vec<(String, Retained)>,
     problems: Vec<(String, Problem)>,
+}
+
+impl Partition {
+    fn size(&self) -> String {
+        bytes(self.bytes)
+    }
+
+    /// PostgreSQL has counted them once, or never.
+    fn about(&self) -> String {
+        if self.rows < 0.0 { "–".into() } else { count(rounded(self.rows)) }
+    }
+
+    /// Without what every range has.
+    fn range(&self) -> &str {
+        self.range.trim_start_matches("FOR VALUES ")
+    }
 }
 
 impl Setting {
@@ -46,8 +64,10 @@ pub(crate) async fn settings(
     visitor: Visitor,
 ) -> Result<Response, Problem> {
     let is_admin = visitor.role == Role::Admin;
-    let (told, problems) =
+    let (kept, mut problems) = app.ask_each(&visitor, |_| true, |_| "retention".into()).await;
+    let (told, unread) =
         app.ask_each::<Configuration>(&visitor, |_| is_admin, |_| "config".into()).await;
+    problems.extend(unread);
     let of = |(source, told): (String, Configuration)| {
         let is_default = |it: &Setting| it.origin == "default";
         let (defaults, given) = told.settings.into_iter().partition(is_default);
@@ -55,5 +75,5 @@ pub(crate) async fn settings(
     };
     let processes = told.into_iter().map(of).collect();
     let frame = Frame::new(&app, &visitor, Place::Settings, "Settings");
-    page(&SettingsPage { frame, is_admin, processes, problems })
+    page(&SettingsPage { frame, is_admin, processes, kept, problems })
 }

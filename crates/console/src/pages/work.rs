@@ -9,6 +9,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::dead_letters::queue_of;
+use super::rewind_rows::RewindRow;
 use crate::app::{App, with};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
@@ -16,7 +17,9 @@ use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::Replay;
 use crate::state::figures::{count, short};
-use crate::state::operator_answers::{Comparisons, Operation, OperationRequest, Operations};
+use crate::state::operator_answers::{
+    Comparisons, Operation, OperationRequest, Operations, Rewinds,
+};
 use crate::state::picture::Picture;
 use crate::state::plan::percent;
 use crate::visitor::Visitor;
@@ -119,6 +122,7 @@ impl OperationRow {
 
     fn state(&self) -> &'static str {
         match &self.it.progress {
+            _ if self.it.is_lost => "not known any more",
             it if it.cancelled => "cancelled",
             it if it.ended => "done",
             _ => "running",
@@ -141,6 +145,7 @@ struct Work {
     frame: Frame,
     replays: Vec<WorkRow>,
     operations: Vec<OperationRow>,
+    rewinds: Vec<RewindRow>,
     comparisons: Vec<(String, Comparisons)>,
     problems: Vec<(String, Problem)>,
     relays: Vec<String>,
@@ -156,16 +161,29 @@ pub(crate) async fn work(
     let relays: Vec<_> = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
     let is_relay = |key: &str| relays.iter().any(|it| it == key);
     let (comparisons, _) = app.ask_each(&visitor, is_relay, |_| "verify".into()).await;
+    let (rewinds, _) = app.ask_each(&visitor, |it| !is_relay(it), |_| "rewinds".into()).await;
+    let of_inbox = |(source, told): (String, Rewinds)| {
+        told.rewinds.into_iter().map(move |it| RewindRow { source: source.clone(), it })
+    };
+    let rewinds = rewinds.into_iter().flat_map(of_inbox).collect();
     let row = |(source, told): (String, Operations)| {
         let kind = app.source(&source).map_or(Kind::Relay, |it| it.kind());
         told.operations.into_iter().map(move |it| OperationRow { source: source.clone(), kind, it })
     };
     let mut operations: Vec<_> = told.into_iter().flat_map(row).collect();
+    app.watch.see(|picture| {
+        let lost = picture.operations().filter(|(_, it)| it.is_lost);
+        operations.extend(lost.map(|(source, it)| {
+            let kind = app.source(source).map_or(Kind::Relay, |it| it.kind());
+            OperationRow { source: source.to_owned(), kind, it: it.clone() }
+        }));
+    });
     operations.sort_by_key(|row| std::cmp::Reverse(row.it.began_at));
     let frame = Frame::new(&app, &visitor, Place::Work, "Work");
     page(&app.watch.see(|picture| Work {
         replays: all_replays(picture),
         operations,
+        rewinds,
         comparisons,
         problems,
         relays,

@@ -153,7 +153,7 @@ fn failed(it: &FailedAttempt) -> Step {
     step.fact(Some(it.reason.clone())).fact(took).fact(process(it.worker.as_deref()))
 }
 
-fn branch(name: &str, story: &ConsumerStory) -> Branch {
+pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
     let mut steps: Vec<_> = story.failed_attempts.iter().map(failed).collect();
     if let Some(record) = &story.record {
         steps.push(Step::new(Mark::Done, "received", record.received_at));

@@ -118,6 +118,23 @@ pub(crate) struct Operation {
     pub(crate) began_at: Option<Timestamp>,
     pub(crate) request: OperationRequest,
     pub(crate) progress: Progress,
+    /// The process that did it does not know it any more.
+    #[serde(skip)]
+    pub(crate) is_lost: bool,
+}
+
+/// What a process knows, and what was under way when one that is gone knew it.
+pub(crate) fn with_lost(known: &mut Vec<Operation>, before: &[Operation]) {
+    const LOST_MAX: usize = 16;
+    let is_known = |it: &&Operation| {
+        known.iter().any(|now| (now.operation, now.began_at) == (it.operation, it.began_at))
+    };
+    let lost = before.iter().filter(|it| it.is_lost || !it.progress.ended && !is_known(it));
+    let lost: Vec<_> = lost.take(LOST_MAX).cloned().collect();
+    known.extend(lost.into_iter().map(|mut it| {
+        (it.is_lost, it.progress.ended) = (true, true);
+        it
+    }));
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -182,4 +199,55 @@ pub(crate) struct KindFound {
     pub(crate) title: String,
     pub(crate) count: u64,
     pub(crate) remedy: String,
+}
+
+/// `/api/v1/rewinds`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Rewinds {
+    pub(crate) rewinds: Vec<Rewind>,
+}
+
+/// A consumer that is to go back.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Rewind {
+    pub(crate) consumer: String,
+    pub(crate) from_sequence: u64,
+    pub(crate) again: bool,
+    pub(crate) aggregate_type: Option<String>,
+    pub(crate) aggregate_id: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) requested_at: Option<Timestamp>,
+    pub(crate) requested_by: String,
+    pub(crate) why: Option<String>,
+    pub(crate) begun_at: Option<Timestamp>,
+    pub(crate) removed: u64,
+    pub(crate) outcome: Option<String>,
+}
+
+/// What a rewind would do.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct RewindPlan {
+    /// Labels, and what they say.
+    pub(crate) in_words: Vec<(String, String)>,
+}
+
+/// `/api/v1/retention`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Retained {
+    pub(crate) last_success_at: Option<Timestamp>,
+    pub(crate) failure: Option<String>,
+    pub(crate) partitions: Vec<Partition>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Partition {
+    pub(crate) name: String,
+    pub(crate) range: String,
+    pub(crate) rows: f64,
+    pub(crate) bytes: u64,
 }

@@ -8,7 +8,7 @@ use super::answers::{
     Consumer, ConsumerStatus, InboxStatus, Letters, Readiness, RelayStatus, Replay, ShardStatus,
 };
 use super::history::History;
-use super::operator_answers::Operation;
+use super::operator_answers::{Operation, with_lost};
 use super::rates::{Counters, Durations, Percentiles};
 
 /// Why something cannot be asked.
@@ -245,10 +245,16 @@ impl Picture {
     }
 
     pub(crate) fn apply(&mut self, now: Timestamp, round: Round) {
-        for (relay, told) in self.relays.iter_mut().zip(round.relays) {
+        for (relay, mut told) in self.relays.iter_mut().zip(round.relays) {
+            if let Some(Ok(books)) = &mut told.books {
+                with_lost(&mut books.operations, &relay.books.operations);
+            }
             relay.apply(now, told);
         }
-        for (inbox, told) in self.inboxes.iter_mut().zip(round.inboxes) {
+        for (inbox, mut told) in self.inboxes.iter_mut().zip(round.inboxes) {
+            if let Some(Ok(books)) = &mut told.books {
+                with_lost(&mut books.operations, &inbox.books.operations);
+            }
             inbox.apply(now, told);
         }
         self.at = Some(now);
@@ -368,6 +374,7 @@ fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::operator_answers::Progress;
     use super::*;
 
     pub(crate) fn at(second: i64) -> Timestamp {
@@ -456,6 +463,26 @@ pub(crate) mod tests {
         let mut away = round();
         away.inboxes[0].processes[0].1 = Err(failure("connection refused"));
         assert_eq!(picture([round(), away]).consumers()[0].state(), "no answer");
+    }
+
+    #[test]
+    fn work_that_was_under_way_when_its_process_ended_is_not_forgotten() {
+        let with = |operations: &[(u64, bool)]| {
+            let of = |&(operation, ended): &(u64, bool)| {
+                let progress = Progress { ended, done: 3, ..Progress::default() };
+                Operation { operation, progress, ..Operation::default() }
+            };
+            let mut round = round();
+            let operations = operations.iter().map(of).collect();
+            let books = RelayBooks { operations, ..RelayBooks::default() };
+            round.relays[0].books = Some(Ok(books));
+            round
+        };
+        let rounds = [with(&[(1, true), (2, false)]), with(&[]), with(&[])];
+        let picture = picture(rounds);
+        let all: Vec<_> = picture.operations().map(|(_, it)| (it.operation, it.is_lost)).collect();
+        assert_eq!(all, [(2, true)]);
+        assert_eq!(picture.work(), 0, "nobody works on it");
     }
 
     #[test]

@@ -112,3 +112,10 @@ pub(crate) struct StoryLetter {
     pub(crate) reason: String,
     pub(crate) dead_at: Option<Timestamp>,
 }
+
+/// What became of an event that was to count as processed.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Marking {
+    pub(crate) before: ConsumerStory,
+}

@@ -8,6 +8,8 @@
 //! What comes again and was processed is skipped, as every redelivery is: the records decide. With
 //! `again` the records of processed events are removed first, so that each has its effect once more.
 
+use std::time::{Duration, Instant};
+
 use async_nats::Client;
 use async_nats::jetstream::consumer::Info;
 use async_nats::jetstream::stream::Stream;
@@ -16,11 +18,13 @@ use inbox::access::stream_range::{self, StoredAt};
 use inbox::access::{Config, MAKE_DURABLE, Origin, Unhandled, rewind_records};
 use inbox::{Builder, Connection, Error, RewindMethod, RewindOnly, RewindState};
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
+use super::rewind_list;
 use crate::dead_letters::Actor;
 use crate::sql::records::{plan_rewinds, query, select};
 
@@ -36,6 +40,7 @@ pub struct Rewinder {
     connection: Connection,
     /// Quoted.
     schema: String,
+    count_within: Option<Duration>,
 }
 
 /// Where to.
@@ -48,7 +53,7 @@ pub enum RewindTarget {
 }
 
 /// What a rewind would do, as things are.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct RewindPlan {
     /// The consumer.
     pub consumer: String,
@@ -74,16 +79,21 @@ pub struct RewindPlan {
     pub begins_sequence: u64,
     /// Whether messages before the stream's first one were asked for too. They do not come again.
     pub reaches_beyond_stream: bool,
-    /// How.
+    /// How: `reset`, or `made_anew`.
+    #[schemars(with = "String")]
     pub method: RewindMethod,
     /// Whether processed events are handled again.
     pub again: bool,
     /// Which of them.
     #[serde(flatten)]
+    #[schemars(with = "OnlySchema")]
     pub only: RewindOnly,
     /// The partitions that go back, each with what was delivered to it last.
     #[serde(skip)]
     partitions: Vec<(i32, i64)>,
+    /// Up to where it was counted what comes again: the delivered sequence, or less if that took too
+    /// long.
+    pub counted_to_sequence: u64,
     /// What comes again from there on.
     #[serde(flatten)]
     pub counts: RewindCounts,
@@ -91,8 +101,17 @@ pub struct RewindPlan {
     pub worker_active: bool,
 }
 
+/// [`RewindOnly`], as the document has it.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only the document has it")]
+struct OnlySchema {
+    aggregate_type: Option<String>,
+    aggregate_id: Option<String>,
+    event_type: Option<String>,
+}
+
 /// The messages that come again, by what the records say about their events.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct RewindCounts {
     /// Messages that come again.
     pub messages: u64,
@@ -128,7 +147,13 @@ impl Rewinder {
     pub fn new(consumer: Builder, connection: Connection) -> Result<Self, Error> {
         let (config, nats) = consumer.into_parts()?;
         let schema = config.quoted_schema();
-        Ok(Self { config, nats, connection, schema })
+        Ok(Self { config, nats, connection, schema, count_within: None })
+    }
+
+    /// A plan counts for no longer: then its counts are of the first messages.
+    #[must_use]
+    pub fn counting_within(self, limit: Duration) -> Self {
+        Self { count_within: Some(limit), ..self }
     }
 
     /// Works out what a rewind would do, and changes nothing. With `again` the events that are meant
@@ -205,6 +230,7 @@ impl Rewinder {
             only,
             partitions: back.iter().map(place).collect(),
             worker_active,
+            counted_to_sequence: from.seq.saturating_sub(1),
             counts: RewindCounts::default(),
         };
         self.count(&mut plan, &filters, looked_at).await?;
@@ -319,8 +345,9 @@ impl Rewinder {
         let origin = Origin { stream: plan.stream.clone(), created: plan.stream_created_at };
         let sql = plan_rewinds::count_states(&self.schema);
         let (first, last) = (plan.from_sequence, plan.delivered_sequence);
-        let mut next = first;
-        while next <= last {
+        let (mut next, began) = (first, Instant::now());
+        let has_time = || self.count_within.is_none_or(|it| began.elapsed() < it);
+        while next <= last && has_time() {
             let end = (next + LOOKED_UP_AT_ONCE - 1).min(last);
             let range = (next, end);
             let found =
@@ -333,7 +360,7 @@ impl Rewinder {
                 let count = row.get::<_, i64>(1).cast_unsigned();
                 plan.counts.add(row.get(0), count, plan.again);
             }
-            next = end + 1;
+            (plan.counted_to_sequence, next) = (end, end + 1);
             looked_at.send_replace((next - first, last + 1 - first));
         }
         Ok(())
@@ -407,10 +434,9 @@ impl Rewinder {
     /// # Errors
     ///
     /// If the database refuses or does not answer.
-    pub async fn cancel(&self) -> Result<Option<RewindState>, Error> {
-        query(&self.connection, DOING, MAKE_DURABLE, &[]).await?;
-        let sql = plan_rewinds::cancel(&self.schema);
-        Ok(select(&self.connection, DOING, &sql, &[&self.config.consumer]).await?.pop())
+    pub async fn cancel(&self, actor: &Actor) -> Result<Option<RewindState>, Error> {
+        let on = (&self.connection, &*self.schema);
+        rewind_list::cancel(on, &self.config.consumer, actor).await
     }
 }
 

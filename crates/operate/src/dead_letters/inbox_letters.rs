@@ -109,7 +109,7 @@ pub struct DeadLetter {
 pub type DeadLetterDetail = super::DeadLetterDetail<DeadLetter>;
 
 /// What became of an event that was to count as processed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Marked {
     /// It counts as processed from now on.

@@ -2,6 +2,7 @@
 
 mod consumer_routes;
 mod inbox_dead_letters;
+mod rewind_routes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use inbox::{BreakerState, Connection, State, Status, Upkept};
 use operate::audit::inbox_audit;
-use operate::consumers::Backlog;
+use operate::consumers::{Backlog, Consumers};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -20,9 +21,11 @@ use super::metrics::Metrics;
 use super::metrics::inbox_collector::{StatusCollector, Watched, snapshot};
 use super::metrics::inbox_sample::{Sample, Samples};
 use super::openapi::Api;
+use super::retention_routes::{self, Retained};
 use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention};
 use consumer_routes::ConsumerState;
 pub(crate) use inbox_dead_letters::AppState;
+pub(crate) use rewind_routes::Rewinders;
 
 /// Running consumers.
 pub(crate) struct Inbox {
@@ -32,13 +35,14 @@ pub(crate) struct Inbox {
     waiting: WaitingOf,
     samples: watch::Receiver<Samples>,
     doctor: Doctor,
+    rewinders: Rewinders,
 }
 
 impl Inbox {
     pub(crate) fn new(
         consumers: Watched,
         samples: watch::Receiver<Samples>,
-        (app_state, look): (AppState, Look),
+        (app_state, look, rewinders): (AppState, Look, Rewinders),
         waiting: WaitingOf,
         environment: &str,
     ) -> Self {
@@ -46,7 +50,8 @@ impl Inbox {
         let started = Instant::now();
         let collector = StatusCollector { consumers: consumed, samples: sampled, started };
         let metrics = Metrics::new(environment, [], collector);
-        Self { consumers, metrics, app_state, waiting, samples, doctor: Doctor::new(look) }
+        let doctor = Doctor::new(look);
+        Self { consumers, metrics, app_state, waiting, samples, doctor, rewinders }
     }
 }
 
@@ -90,9 +95,23 @@ impl Engine for Inbox {
                 Ok(inbox_audit(&Connection::lent(session), &table, &question).await?)
             })
         });
+        let kept = self.app_state.clone();
+        let retained: Retained = Arc::new(move || {
+            let AppState { postgres, table, .. } = kept.clone();
+            Box::pin(async move {
+                let on = Connection::lent(postgres.session("tailpost inbox api").await?);
+                let partitions = operate::inbox_partitions(&on, &table).await?;
+                let upkept = Consumers::new(on, &table).upkept().await?.unwrap_or_default();
+                let Upkept { last_success_at, failure, .. } = upkept;
+                Ok(retention_routes::Shown { last_success_at, failure, partitions })
+            })
+        });
+        let consumers = ConsumerState { postgres, table, watched };
         inbox_dead_letters::routes(self.app_state.clone())
-            .merge(consumer_routes::routes(ConsumerState { postgres, table, watched }))
+            .merge(rewind_routes::routes(consumers.clone(), Arc::clone(&self.rewinders)))
+            .merge(consumer_routes::routes(consumers))
             .merge(audit_routes::routes(audit))
+            .merge(retention_routes::routes(retained))
     }
 
     fn waits(&self) -> Api<Admin> {
@@ -206,7 +225,11 @@ mod tests {
         Inbox::new(
             BTreeMap::from(consumers),
             watch::channel(samples).1,
-            (app_state, Arc::new(|| Box::pin(async { Ok(Vec::new()) }))),
+            (
+                app_state,
+                Arc::new(|| Box::pin(async { Ok(Vec::new()) })),
+                Arc::new(|_, _| Box::pin(async { Ok(None) })),
+            ),
             WaitingOf::default(),
             "production",
         )

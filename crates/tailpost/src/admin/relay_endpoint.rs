@@ -19,10 +19,11 @@ use super::metrics::Metrics;
 use super::metrics::relay_collector::{Counted, StatusCollector, Watched};
 use super::openapi::Api;
 use super::replay_routes::ReplayState;
+use super::retention_routes::Retained;
 use super::verify_routes::{self, Verify};
 use super::{
     Admin, Engine, PROGRESS_TIMEOUT, Retention, dead_letters, event_routes, events, replay_routes,
-    slot_routes,
+    retention_routes, slot_routes,
 };
 
 /// A running relay, with all shards that this process has.
@@ -144,7 +145,17 @@ impl Engine for Relay {
             let config = Arc::clone(&audited);
             Box::pin(async move { Ok(outbox_audit(&config, &question).await?) })
         });
+        let (kept, status) = (Arc::clone(config), self.retention.clone());
+        let retained: Retained = Arc::new(move || {
+            let (config, status) = (Arc::clone(&kept), status.borrow().clone());
+            Box::pin(async move {
+                let partitions = operate::outbox_partitions(&config).await?;
+                let RetentionStatus { last_success_at, failure, .. } = status;
+                Ok(retention_routes::Shown { last_success_at, failure, partitions })
+            })
+        });
         dead_letters::routes(self.app_state.clone())
+            .merge(retention_routes::routes(retained))
             .merge(event_routes::routes(Arc::clone(config)))
             .merge(slot_routes::routes(Arc::clone(config)))
             .merge(replay_routes::routes(self.replays.clone()))

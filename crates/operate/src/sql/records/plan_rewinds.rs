@@ -31,7 +31,16 @@ pub(crate) fn find(schema: &str) -> String {
     ))
 }
 
-/// Only what has not begun.
+/// The latest `$2`, of the consumer `$1` if there is one.
+pub(crate) fn list(schema: &str) -> String {
+    as_json(&format!(
+        "{STATE}, consumer, min(reason) AS why FROM {schema}.inbox_rewinds
+         WHERE $1::text IS NULL OR consumer = $1
+         GROUP BY consumer, requested_at ORDER BY requested_at DESC LIMIT $2"
+    ))
+}
+
+/// Only what has not begun. `$2` withdraws it, through `$3`, for `$4`.
 pub(crate) fn cancel(schema: &str) -> String {
     format!(
         "WITH cancelled AS (
@@ -40,6 +49,9 @@ pub(crate) fn cancel(schema: &str) -> String {
                  SELECT FROM {schema}.inbox_rewinds AS begun WHERE begun.consumer = $1
                      AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
              RETURNING *
+         ), noted AS (
+             INSERT INTO {schema}.inbox_control_audit (consumer, action, actor, via, why)
+             SELECT DISTINCT consumer, 'cancel_rewind', $2, $3, $4 FROM cancelled
          ), it AS ({STATE} FROM cancelled HAVING count(*) > 0) SELECT to_json(it) FROM it"
     )
 }

@@ -363,6 +363,20 @@ CASE WHEN bool_and(ended_at IS NOT NULL)
     THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM public.inbox_rewinds WHERE (consumer, requested_at) =
          (SELECT consumer, requested_at FROM public.inbox_rewinds WHERE id = $1) HAVING count(*) > 0) SELECT to_json(it) FROM it;
 
+-- list rewinds
+WITH it AS (SELECT min(id) AS id, min(stream) AS stream,
+min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
+max(until_seq) AS until_sequence, bool_or(again) AS again,
+min(aggregate_type) AS aggregate_type, min(aggregate_id) AS aggregate_id,
+min(event_type) AS event_type, min(requested_at) AS requested_at,
+min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS removed_to,
+sum(removed)::bigint AS removed,
+CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
+CASE WHEN bool_and(ended_at IS NOT NULL)
+    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome, consumer, min(reason) AS why FROM public.inbox_rewinds
+     WHERE $1::text IS NULL OR consumer = $1
+     GROUP BY consumer, requested_at ORDER BY requested_at DESC LIMIT $2) SELECT to_json(it) FROM it;
+
 -- cancel a rewind
 WITH cancelled AS (
          UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
@@ -370,6 +384,9 @@ WITH cancelled AS (
              SELECT FROM public.inbox_rewinds AS begun WHERE begun.consumer = $1
                  AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
          RETURNING *
+     ), noted AS (
+         INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
+         SELECT DISTINCT consumer, 'cancel_rewind', $2, $3, $4 FROM cancelled
      ), it AS (SELECT min(id) AS id, min(stream) AS stream,
 min(stream_created_at) AS stream_created_at, min(from_seq) AS from_sequence,
 max(until_seq) AS until_sequence, bool_or(again) AS again,

@@ -29,6 +29,7 @@ fn statements_are_written_down() {
         ("plan a rewind", plan_rewinds::count_states(schema)),
         ("find the pending rewind", plan_rewinds::find_pending(schema)),
         ("find a rewind", plan_rewinds::find(schema)),
+        ("list rewinds", plan_rewinds::list(schema)),
         ("cancel a rewind", plan_rewinds::cancel(schema)),
     ];
     let about = "What operators run on the tables of the inbox.";

@@ -96,9 +96,12 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> 
 }
 
 impl ConsumerState {
-    async fn open(&self) -> Result<consumers::Consumers, ApiError> {
-        let session = self.postgres.session("tailpost inbox api").await?;
-        Ok(consumers::Consumers::new(Connection::lent(session), &self.table))
+    pub(super) async fn lent(&self) -> Result<Connection, ApiError> {
+        Ok(Connection::lent(self.postgres.session("tailpost inbox api").await?))
+    }
+
+    pub(super) async fn open(&self) -> Result<consumers::Consumers, ApiError> {
+        Ok(consumers::Consumers::new(self.lent().await?, &self.table))
     }
 
     async fn consumers(&self) -> Result<BTreeMap<String, Consumer>, ApiError> {
@@ -151,7 +154,7 @@ impl ConsumerState {
     }
 }
 
-fn unknown(name: &str) -> ApiError {
+pub(super) fn unknown(name: &str) -> ApiError {
     let hint = "GET /api/v1/consumers lists those that ran, or have something before them";
     let detail = format!("no consumer {name} is known");
     ApiError::new(StatusCode::NOT_FOUND, detail).with_hint(hint)

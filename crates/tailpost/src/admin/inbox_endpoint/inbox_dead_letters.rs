@@ -6,11 +6,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::Connection;
+use jiff::Timestamp;
 use operate::dead_letters::inbox_letters::{
-    DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Overview,
+    DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Marked, Overview,
 };
-use operate::dead_letters::{Action, BulkRequest};
+use operate::dead_letters::{Action, Actor, BulkRequest, Reason};
+use operate::explain::consumer_story::{self, ConsumerStory};
 use outbox::Table;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use servers::PostgresTarget;
 use tracing::info;
 use uuid::Uuid;
@@ -89,6 +93,10 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
             .without("payload")
             .body::<FinalChange>()
             .answers_nothing(204, "It is answered, with the reason");
+    let path = "/api/v1/consumers/{name}/events/{id}/mark-processed";
+    let mark_one = Operation::post(path, "Records that an event has had its effect")
+        .body::<MarkRequest>()
+        .answers::<Versioned<Marking>>(200, "What came of it, and what was known before");
     let decide = |action: Action| {
         async move |State(state): State<AppState>,
                     caller: Caller,
@@ -105,9 +113,33 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
         .on(discard_one, decide(Action::Discard))
         .on(requeue_one, decide(Action::Requeue))
         .on(reject_one, decide(Action::Reject))
+        .on(mark_one, mark_processed)
         .on(operations::beginning::<DeadLetter>(OPERATIONS), start)
         .with_state(state)
         .merge(operations)
+}
+
+/// An effect that was made by other means. Needs `why`, unless it is only looked at.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct MarkRequest {
+    by: Option<String>,
+    why: Option<Reason>,
+    /// When the event happened; only for one that neither inbox nor outbox know
+    occurred_at: Option<Timestamp>,
+    /// Only says what is known
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Marking {
+    consumer: String,
+    event_id: Uuid,
+    /// None with `dry_run`
+    result: Option<Marked>,
+    /// What the consumer had done with it before
+    before: ConsumerStory,
 }
 
 async fn list(
@@ -181,4 +213,33 @@ async fn decide(
         info!(consumer, %event_id, decision = action.name(), by = actor.name, "decided over HTTP");
     }
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn mark_processed(
+    State(state): State<AppState>,
+    caller: Caller,
+    Named((consumer, event_id)): Named<(String, Uuid)>,
+    Body(request): Body<MarkRequest>,
+) -> Result<Response, ApiError> {
+    let on = Connection::lent(state.postgres.session(API).await?);
+    if !consumer_story::consumers(&on, &state.table).await?.contains(&consumer) {
+        return Err(super::consumer_routes::unknown(&consumer));
+    }
+    let mut known = consumer_story::explain(&on, &state.table, event_id).await?;
+    let before = known.remove(&consumer).unwrap_or_default();
+    if request.dry_run {
+        return json(&Marking { consumer, event_id, result: None, before });
+    }
+    if request.why.is_none() {
+        let detail = "an event counts as processed for a reason";
+        return Err(ApiError::bad(detail).with_hint("say so in \"why\"; it is kept"));
+    }
+    let actor = Actor { name: caller.name(request.by), via: "http".into(), why: request.why };
+    let letters = DeadLetters::new(on, &state.table);
+    let marked = letters.mark_processed(&consumer, event_id, request.occurred_at, &actor).await?;
+    if !matches!(marked, Marked::Marked | Marked::AlreadyProcessed) {
+        return Err(letters::not_marked(marked, &consumer, event_id).into());
+    }
+    info!(consumer, %event_id, by = actor.name, "marked as processed over HTTP");
+    json(&Marking { consumer, event_id, result: Some(marked), before })
 }

@@ -98,26 +98,11 @@ pub(super) async fn mark_processed(
         Marked::Marked => "marked as processed",
         Marked::AlreadyProcessed => "was processed already",
         Marked::Leased | Marked::Forgotten | Marked::Unknown => {
-            return Err(not_marked(marked, consumer, *event_id).into());
+            return Err(letters::not_marked(marked, consumer, *event_id).into());
         }
     };
     let report = MarkReport { consumer, event_id: *event_id, result: marked };
     output::show(*json, &report, || format!("{event_id} {told} by {consumer}"))
-}
-
-fn not_marked(why: Marked, consumer: &str, event: Uuid) -> Refusal {
-    match why {
-        Marked::Leased => {
-            Refusal::conflict(format!("a worker of {consumer} has event {event} right now"))
-                .with_hint("try again when its lease is over, or stop the consumer first")
-        }
-        Marked::Forgotten => {
-            Refusal::conflict(format!("event {event} is older than the inbox remembers"))
-                .with_hint("it is not handled any more: if it comes again it becomes a dead letter")
-        }
-        _ => Refusal::not_found(format!("neither inbox nor outbox know event {event}"))
-            .with_hint("name the time in its Occurred-At header with --occurred-at"),
-    }
 }
 
 #[derive(Serialize)]

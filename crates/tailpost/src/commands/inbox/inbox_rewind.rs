@@ -1,23 +1,28 @@
 //! Sends a consumer back in its stream: the plan, the request, and how far the worker is with it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use inbox::{Connection, RewindMethod, RewindState};
+use inbox::{Connection, RewindState};
 use indicatif::ProgressBar;
 use operate::consumers::{RewindPlan, Rewinder};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use super::builder::builder;
+use crate::admin::Rewinders;
 use crate::cli::RewindArgs;
 use crate::commands::progress;
-use crate::config::Settings;
+use crate::config::{Consumer, Settings};
 use crate::errors::Refusal;
 use crate::output::{self, Lines};
 
 /// How often to ask how far the worker is.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// What its connections are called.
+const NAME: &str = "tailpost inbox rewind";
 
 const BAR: &str = "{bar:40} {pos}/{len}, {per_sec}, {eta} left";
 
@@ -62,14 +67,35 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
 async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
     // --consumer leaves one.
     let consumer = settings.consumers()?.pop().context("no consumer is named")?;
-    let (client, task) = settings.postgres_target()?.connect("tailpost inbox rewind").await?;
-    let nats = settings.nats_target()?.connect("tailpost inbox rewind").await?;
-    let builder = builder(&consumer).nats(nats).schema(settings.postgres.table.schema());
-    Ok(Rewinder::new(builder, Connection::with_guard(client, task))?)
+    let (client, task) = settings.postgres_target()?.connect(NAME).await?;
+    rewinder_of(settings, &consumer, Connection::with_guard(client, task)).await
+}
+
+async fn rewinder_of(
+    settings: &Settings,
+    consumer: &Consumer,
+    connection: Connection,
+) -> anyhow::Result<Rewinder> {
+    let nats = settings.nats_target()?.connect(NAME).await?;
+    let builder = builder(consumer).nats(nats).schema(settings.postgres.table.schema());
+    Ok(Rewinder::new(builder, connection)?)
+}
+
+/// What sends the consumers of the settings back.
+pub(super) fn rewinders(settings: &Settings) -> Rewinders {
+    let settings = Arc::new(settings.clone());
+    Arc::new(move |name, connection| {
+        let settings = Arc::clone(&settings);
+        Box::pin(async move {
+            let mut consumers = settings.consumers()?.into_iter();
+            let Some(consumer) = consumers.find(|it| it.name == name) else { return Ok(None) };
+            Ok(Some(rewinder_of(&settings, &consumer, connection).await?))
+        })
+    })
 }
 
 async fn cancel(rewinder: &Rewinder, args: &RewindArgs) -> anyhow::Result<()> {
-    let Some(rewind) = rewinder.cancel().await? else {
+    let Some(rewind) = rewinder.cancel(&args.who.actor()).await? else {
         let problem = format!("no rewind of {} is requested and not begun", args.consumer);
         return Err(Refusal::not_found(problem).into());
     };
@@ -182,50 +208,7 @@ fn told(consumer: &str, rewind: &RewindState) -> String {
 }
 
 fn text(plan: &RewindPlan) -> String {
-    let counts = &plan.counts;
     let mut lines = Lines::default();
-    let mut line = |label: &str, value: &str| lines.add(label, value);
-    let (delivered, acknowledged) = (plan.delivered_sequence, plan.acknowledged_sequence);
-    line("consumer", &format!("{}, delivered up to sequence {delivered}", plan.consumer));
-    line("  acknowledged", &format!("up to sequence {acknowledged}"));
-    let (first, last) = (plan.stream_first_sequence, plan.stream_last_sequence);
-    let since = plan.stream_first_at;
-    line("stream", &format!("{} holds {first} to {last}, since {since}", plan.stream));
-    let how = match plan.method {
-        RewindMethod::Reset => "the broker resets the consumer",
-        RewindMethod::MadeAnew => "the consumer is deleted and made again",
-    };
-    line("rewind", &format!("to sequence {}, stored at {}", plan.from_sequence, plan.from_at));
-    line("  how", how);
-    if plan.begins_sequence < plan.from_sequence {
-        let begins = plan.begins_sequence;
-        line("  before", &format!("what is not acknowledged from sequence {begins} on comes too"));
-    }
-    if !plan.only.is_all() {
-        line("  only", &format!("{}, handled again", plan.only));
-    }
-    if plan.reaches_beyond_stream {
-        line("  missing", "what was asked for before that is no longer in the stream");
-    }
-    line("comes again", &format!("{} messages", counts.messages));
-    let mut some = |label: &str, count: u64, what: &str| {
-        if count > 0 {
-            line(label, &format!("{count} {what}"));
-        }
-    };
-    let processed =
-        if plan.again { "were processed: THEIR EFFECTS REPEAT" } else { "were processed: skipped" };
-    some("  processed", counts.processed, processed);
-    some("  others", counts.others, "were processed and are not meant: skipped");
-    some("  too old", counts.kept, "were processed and are older than the records: skipped");
-    some("  dead", counts.dead, "are dead letters or were discarded: skipped");
-    some("  rejected", counts.rejected, "were rejected: skipped");
-    some("  unfinished", counts.unfinished, "were begun and not processed: handled");
-    some("  unrecorded", counts.unrecorded, "have no record: handled");
-    some("  forgotten", counts.forgotten, "are older than the records: become dead letters");
-    line("handled", &format!("{} of {}", counts.handled, counts.messages));
-    if !plan.worker_active {
-        line("worker", "none is active: the next one carries it out");
-    }
+    plan.in_words().iter().for_each(|(label, value)| lines.add(label, value));
     lines.text
 }

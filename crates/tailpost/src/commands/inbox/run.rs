@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::answers;
 use super::builder::{builder, durables};
 use super::handler::handler;
+use super::inbox_rewind;
 use super::retiring::Retiring;
 use super::sampler::{Sampled, Sampler};
 use crate::admin::{self, Access, Address, Admin, AppState, Look, Samples, Server, WaitingOf};
@@ -111,7 +112,7 @@ pub(in crate::commands) async fn serve(
     waiting: WaitingOf,
 ) -> anyhow::Result<Server> {
     let state = AppState::new(&settings.postgres_target()?, settings.table()?);
-    let shown = (state, look(settings));
+    let shown = (state, look(settings), inbox_rewind::rewinders(settings));
     let environment = &settings.metrics.environment;
     let inbox = admin::Inbox::new(statuses, sampled, shown, waiting, environment);
     let admin = Admin::new(inbox, Access::new(&settings.admin)?, admin::shown(settings));
