@@ -224,6 +224,17 @@ impl Source<'_> {
         visitor: &Visitor,
         method: Method,
         path: &str,
+        body: Value,
+    ) -> Result<T, Problem> {
+        self.change_seen(visitor, (method, path), None, body).await
+    }
+
+    /// The same, if it is still as it was seen.
+    pub(crate) async fn change_seen<T: DeserializeOwned>(
+        &self,
+        visitor: &Visitor,
+        (method, path): (Method, &str),
+        seen: Option<&str>,
         mut body: Value,
     ) -> Result<T, Problem> {
         if let (Some(name), Some(fields)) = (&visitor.name, body.as_object_mut()) {
@@ -231,7 +242,8 @@ impl Source<'_> {
         }
         let address = self.address().await?;
         let path = format!("/api/v1/{path}");
-        let changed = self.client.change((method, address, &path), &visitor.token(), &body).await;
+        let with = (&visitor.token(), seen);
+        let changed = self.client.change((method, address, &path), with, &body).await;
         self.app.watch.hurry();
         Ok(changed?)
     }

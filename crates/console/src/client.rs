@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, IF_MATCH};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -120,7 +120,8 @@ impl Client {
         path: &str,
         token: &Token,
     ) -> Result<T, AskError> {
-        let (status, body) = self.send(Method::GET, address, path, token, None::<&()>).await?;
+        let to = (address, path);
+        let (status, body) = self.send(Method::GET, to, (token, None), None::<&()>).await?;
         if !status.is_success() {
             return Err(refused(status, &body));
         }
@@ -133,18 +134,19 @@ impl Client {
         address: SocketAddr,
         path: &str,
     ) -> Result<T, AskError> {
-        let (_, body) = self.send(Method::GET, address, path, &Token::Own, None::<&()>).await?;
+        let with = (&Token::Own, None);
+        let (_, body) = self.send(Method::GET, (address, path), with, None::<&()>).await?;
         self.read(&body)
     }
 
-    /// Sends a change. An answer without a body is `null`.
+    /// Sends a change, of what was `seen` if that is given. An answer without a body is `null`.
     pub(crate) async fn change<T: DeserializeOwned>(
         &self,
         (method, address, path): (Method, SocketAddr, &str),
-        token: &Token,
+        (token, seen): (&Token, Option<&str>),
         body: &impl Serialize,
     ) -> Result<T, AskError> {
-        let (status, body) = self.send(method, address, path, token, Some(body)).await?;
+        let (status, body) = self.send(method, (address, path), (token, seen), Some(body)).await?;
         if !status.is_success() {
             return Err(refused(status, &body));
         }
@@ -159,9 +161,8 @@ impl Client {
     async fn send(
         &self,
         method: Method,
-        address: SocketAddr,
-        path: &str,
-        token: &Token,
+        (address, path): (SocketAddr, &str),
+        (token, seen): (&Token, Option<&str>),
         body: Option<&impl Serialize>,
     ) -> Result<(StatusCode, Bytes), AskError> {
         let authority = || address.to_string();
@@ -174,6 +175,9 @@ impl Client {
             .header(CONTENT_TYPE, "application/json");
         if let Some(token) = self.token(token).await? {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if let Some(seen) = seen {
+            request = request.header(IF_MATCH, seen);
         }
         let request = request.body(Full::new(Bytes::from(json.unwrap_or_default())));
         let request = request.map_err(|it| unreachable(it.to_string()))?;

@@ -19,7 +19,7 @@ impl Problem {
         let title = match status {
             StatusCode::NOT_FOUND => "Not found",
             StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => "Not allowed",
-            StatusCode::CONFLICT => "Decided already",
+            StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => "Decided already",
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => "Not understood",
             StatusCode::TOO_MANY_REQUESTS => "Too often",
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => "No answer",

@@ -297,6 +297,9 @@ pub struct DeadLetterDetail<L> {
     pub stream: Option<String>,
     /// As which sequence.
     pub stream_seq: Option<i64>,
+    /// Names the dead letter as it is, for `If-Match`; none if it is decided about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<String>,
     /// What was done to it, in order.
     pub history: Vec<AuditEntry>,
     /// Of the inbox: the newest attempts that failed, in order, while it has the record.
@@ -324,6 +327,7 @@ impl<L> DeadLetterDetail<L> {
             published_at: None,
             stream: None,
             stream_seq: None,
+            etag: None,
             history,
             failed_attempts: Vec::new(),
             headers: None,
@@ -349,6 +353,11 @@ impl<L> DeadLetterDetail<L> {
         let json = self.payload.as_ref().map(|it| it.get().to_owned());
         json.or_else(|| Some(String::from_utf8_lossy(&bytes()?).into_owned()))
     }
+}
+
+/// A dead letter that dies again is another one.
+fn etag(dead_at: Timestamp) -> String {
+    format!("\"{}\"", dead_at.as_microsecond())
 }
 
 /// How far work on many has got.

@@ -217,6 +217,26 @@ mod long {
         browser.wait_text("main", "mark_processed").await;
     }
 
+    /// Two people at one letter: the second decision is refused, and the page says what the first was.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_second_of_two_people_sees_what_the_first_decided() {
+        let stage = Stage::new(&[]).await;
+        let id = stage.poison("o-1").await;
+        let path = stage.url(&format!("/dead-letters/relay/{id}"));
+        let (first, second) = (stage.browser("operator").await, stage.browser("admin").await);
+        first.go(&path).await;
+        second.go(&path).await;
+        first.type_into("#why", "no customer of ours").await;
+        first.click_through("button[formaction$='/discard']").await;
+        second.click_through("[data-requeue-button]").await;
+        second.wait_text("main", "discard by operator").await;
+        second.wait_text("main", "no customer of ours").await;
+        second.size(1440, 900).await;
+        second.screenshot("decided-already").await;
+        let open = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
+        assert_eq!(stage.env.query::<i64>(open).await, 0);
+    }
+
     /// Somebody with a viewer's token sees what there is to do and may not, and is out when the token is.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_viewer_may_look_and_is_out_when_the_token_is_gone() {

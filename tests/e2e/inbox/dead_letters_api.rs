@@ -137,6 +137,37 @@ async fn dead_letters_are_seen_and_decided_about_over_http() {
     }
 }
 
+/// Two people at one letter: the second learns what the first did, also if it died again meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_second_of_two_people_is_told_what_the_first_decided() {
+    let scene = Scene::new().await;
+    let id = scene.dead("o-1").await;
+    let shown = async || parsed(&scene.ask("GET", &format!("/{id}"), None).await.1);
+    let tag = shown().await["etag"].as_str().expect("a tag").to_owned();
+    let decide = async |tag: &str, method: &str, path: &str, by: &str| {
+        let headers = format!("Authorization: Bearer {TOKEN}\r\nIf-Match: {tag}\r\n");
+        let body = json!({ "by": by, "why": "tests" });
+        scene.ask_with(&headers, method, &format!("/{id}{path}"), Some(body)).await
+    };
+    assert_eq!(decide(&tag, "POST", "/requeue", "ada").await.0, 204);
+    until(DEADLINE, "it died again", async || shown().await["state"] == "dead").await;
+    let (code, told) = decide(&tag, "DELETE", "", "bob").await;
+    assert_eq!(code, 412, "{told}");
+    assert!(
+        told.contains("requeue by postgres (ada)") && told.contains("it is dead now"),
+        "{told}"
+    );
+    let tag = shown().await["etag"].as_str().expect("a tag").to_owned();
+    assert_eq!(decide(&tag, "DELETE", "", "bob").await.0, 204);
+    let (code, told) = decide(&tag, "POST", "/requeue", "ada").await;
+    assert_eq!(code, 412, "{told}");
+    assert!(
+        told.contains("discard by postgres (bob)") && told.contains("it is gone now"),
+        "{told}"
+    );
+    assert_eq!(decide("\"another\"", "POST", "/reject", "ada").await.0, 412);
+}
+
 /// The oldest first, no faster than asked for, and listed with who wanted it.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_worked_on_after_the_request_and_listed_with_their_progress() {

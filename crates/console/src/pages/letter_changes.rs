@@ -30,7 +30,7 @@ pub(crate) async fn decide(
     // Only a payload that was edited is sent: one decision, and not the original beside it.
     let payload = fields.raw("payload").filter(|it| fields.raw("original") != Some(*it));
     let letter = Selected { source: &source, id: &id, consumer };
-    letter.decide(&app, &visitor, verb, (fields.get("why"), payload)).await?;
+    letter.decide(&app, &visitor, verb, (fields.get("why"), payload, fields.get("seen"))).await?;
     Ok(Redirect::to(&back(&app, &fields)).into_response())
 }
 
@@ -50,7 +50,7 @@ pub(crate) async fn decide_selected(
     }
     let mut refused = Vec::new();
     for letter in &selected {
-        let decided = letter.decide(&app, &visitor, verb, (fields.get("why"), None)).await;
+        let decided = letter.decide(&app, &visitor, verb, (fields.get("why"), None, None)).await;
         if let Err(problem) = decided {
             refused.push(format!("{}: {}", letter.id, problem.detail));
         }
@@ -88,7 +88,7 @@ impl<'a> Selected<'a> {
         app: &App,
         visitor: &Visitor,
         verb: Verb,
-        (why, payload): (Option<&str>, Option<&str>),
+        (why, payload, seen): (Option<&str>, Option<&str>, Option<&str>),
     ) -> Result<(), Problem> {
         if verb.is_final() && why.is_none() {
             return Err(Problem::bad("what is for good needs a reason: say why"));
@@ -109,7 +109,7 @@ impl<'a> Selected<'a> {
         if let Some(payload) = payload {
             body = with(body, "payload", &json!(payload));
         }
-        source.change::<Value>(visitor, method, &path, body).await?;
+        source.change_seen::<Value>(visitor, (method, &path), seen, body).await?;
         Ok(())
     }
 }

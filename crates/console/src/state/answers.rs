@@ -180,6 +180,8 @@ impl Letter {
 pub(crate) struct LetterDetail {
     pub(crate) dead_letter: Option<Letter>,
     pub(crate) state: String,
+    /// What a decision is about.
+    pub(crate) etag: Option<String>,
     pub(crate) history: Vec<Decision>,
     pub(crate) failed_attempts: Vec<FailedAttempt>,
     pub(crate) headers: Option<Box<RawValue>>,

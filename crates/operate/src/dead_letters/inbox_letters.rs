@@ -23,7 +23,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{Action, Actor, AuditEntry, FailedAttempt, Filter};
+use super::{Action, Actor, AuditEntry, FailedAttempt, Filter, etag};
 use crate::sql::records::decide_letters::{self, HOPELESS};
 use crate::sql::records::{list_letters, look_up_records, query, select};
 
@@ -43,17 +43,19 @@ pub struct Selection {
     pub events: Option<Vec<Uuid>>,
     /// Those that match this. A reason is looked for in [`DeadLetter::cause`] too.
     pub filter: Filter,
+    /// A decision is about those that are dead since exactly then; about all if that is not said.
+    pub dead_at: Option<Timestamp>,
 }
 
 impl From<Filter> for Selection {
     fn from(filter: Filter) -> Self {
-        Self { events: None, filter }
+        Self { filter, ..Self::default() }
     }
 }
 
 impl From<&[Uuid]> for Selection {
     fn from(events: &[Uuid]) -> Self {
-        Self { events: Some(events.to_vec()), filter: Filter::default() }
+        Self { events: Some(events.to_vec()), ..Self::default() }
     }
 }
 
@@ -211,9 +213,11 @@ impl DeadLetters {
             let letter = DeadLetter::of(row);
             let state = if letter.requeued { "requeued" } else { "dead" };
             let (history, failed) = (Of::all(&entries, &letter), Of::all(&attempts, &letter));
+            let dead_at = (!letter.requeued).then_some(letter.dead_at);
             let (id, stream, seq) = (letter.event_id, letter.stream.clone(), letter.stream_seq);
             let mut detail = DeadLetterDetail::new(id, Some(letter), state, history);
             (detail.stream, detail.stream_seq) = (Some(stream), Some(seq));
+            detail.etag = dead_at.map(etag);
             detail.failed_attempts = failed;
             if with_payload {
                 detail.carrying(row.get("headers"), row.get("payload"))
@@ -256,9 +260,22 @@ impl DeadLetters {
             Action::Discard => decide_letters::close_letters(&self.schema, ["discard", "DEAD"]),
         };
         let why = actor.why();
-        let parameters = these.with(&[&actor.name, &why]);
+        let parameters = these.with(&[&actor.name, &why, &these.of.dead_at]);
         let rows = query(&self.connection, doing, &sql, &parameters).await?;
         Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// What was decided about an event, by its consumer or by all, in order.
+    ///
+    /// # Errors
+    ///
+    /// See [`list`](Self::list).
+    pub async fn decisions(&self, event: Uuid) -> Result<Vec<AuditEntry>, Error> {
+        let sql = list_letters::list_decisions(&self.schema);
+        let found: Vec<Of<AuditEntry>> =
+            select(&self.connection, "read the decisions", &sql, &[&vec![event]]).await?;
+        let is_meant = |it: &Of<_>| self.consumer.as_ref().is_none_or(|name| *name == it.consumer);
+        Ok(found.into_iter().filter(is_meant).map(|it| it.what).collect())
     }
 
     /// Records that their payloads are read.
@@ -361,7 +378,7 @@ impl<'a> Parameters<'a> {
     }
 
     fn with<'b>(&'b self, more: &[&'b (dyn ToSql + Sync)]) -> Vec<&'b (dyn ToSql + Sync)> {
-        let Selection { events, filter } = self.of;
+        let Selection { events, filter, .. } = self.of;
         let [kind, id, event_type] = &self.headers;
         let mut all: Vec<&'b (dyn ToSql + Sync)> =
             vec![&self.consumer, events, kind, id, event_type, &filter.reason, &filter.since];

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Action, Actor, Aggregate, AuditEntry, Filter};
+use super::{Action, Actor, Aggregate, AuditEntry, Filter, etag};
 use crate::sql::Store;
 use relay::Config;
 use relay::Error;
@@ -141,7 +141,10 @@ impl DeadLetters {
             (None, None) if self.store.marks_by_deleting() && was_put_back(&history) => "published",
             (None, None) => "gone",
         };
+        let open = dead_letter.as_ref().filter(|it| it.discarded_at.is_none());
+        let tag = open.map(|it| etag(it.dead_at));
         let mut detail = DeadLetterDetail::new(id, dead_letter, state, history);
+        detail.etag = tag;
         (detail.published_at, detail.stream, detail.stream_seq) = row.unwrap_or_default();
         let carried = if with_payload { self.store.carried(id).await? } else { None };
         Ok(match carried {
@@ -151,7 +154,7 @@ impl DeadLetters {
     }
 
     /// Puts an event back into the outbox; a relay publishes it within its `scan_interval`, with the
-    /// same id, and the payload given here, if any.
+    /// same id, and the payload given here, if any. Only if it is dead since `dead_at`, if that is given.
     ///
     /// # Errors
     ///
@@ -161,10 +164,14 @@ impl DeadLetters {
         &self,
         id: Uuid,
         payload: Option<&str>,
+        dead_at: Option<Timestamp>,
         actor: &Actor,
     ) -> Result<(), Error> {
         let dead = self.store.dead_letter(id).await?;
-        let dead = dead.filter(|it| it.discarded_at.is_none()).ok_or(Error::NoDeadLetter { id })?;
+        let is_meant = |it: &DeadLetter| {
+            it.discarded_at.is_none() && dead_at.is_none_or(|at| at == it.dead_at)
+        };
+        let dead = dead.filter(is_meant).ok_or(Error::NoDeadLetter { id })?;
         if let Some((Some(at), stream, seq)) = self.store.outbox_row(id).await? {
             let stream = stream.unwrap_or_else(|| "the stream".into());
             let seq = seq.map_or_else(|| "an unknown sequence".into(), |seq| seq.to_string());
@@ -182,7 +189,7 @@ impl DeadLetters {
                  this one follows by itself; or requeue --aggregate {aggregate}"
             )));
         }
-        if self.store.requeue(id, payload, actor).await? {
+        if self.store.requeue(id, payload, dead_at, actor).await? {
             return Ok(());
         }
         Err(Error::NoDeadLetter { id })
@@ -217,13 +224,19 @@ impl DeadLetters {
     }
 
     /// Takes an event off the list, for good: it is never published. Events that wait for it follow
-    /// without it.
+    /// without it. Only if it is dead since `dead_at`, if that is given.
     ///
     /// # Errors
     ///
     /// [`Error::NoDeadLetter`].
-    pub async fn discard(&self, id: Uuid, actor: &Actor) -> Result<(), Error> {
-        if self.store.discard(id, actor).await? { Ok(()) } else { Err(Error::NoDeadLetter { id }) }
+    pub async fn discard(
+        &self,
+        id: Uuid,
+        dead_at: Option<Timestamp>,
+        actor: &Actor,
+    ) -> Result<(), Error> {
+        let done = self.store.discard(id, dead_at, actor).await?;
+        done.then_some(()).ok_or(Error::NoDeadLetter { id })
     }
 }
 
@@ -258,8 +271,8 @@ impl super::Store for DeadLetters {
     ) -> Result<(usize, Option<String>), Error> {
         for (_, id) in page {
             let decided = match action {
-                Action::Requeue => self.requeue(*id, None, actor).await,
-                Action::Discard => self.discard(*id, actor).await,
+                Action::Requeue => self.requeue(*id, None, None, actor).await,
+                Action::Discard => self.discard(*id, None, actor).await,
                 Action::Reject => Err(Error::Conflict(NOT_REJECTED.into())),
             };
             match decided {

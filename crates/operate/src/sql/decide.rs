@@ -170,12 +170,13 @@ impl Store {
         self.read("read what was done", &sql, &[&id]).await
     }
 
-    /// Moves a dead letter back into the outbox, where the scanner finds it. Says whether it was
+    /// Moves a dead letter, as it was seen, back into the outbox, where the scanner finds it. Says whether it was
     /// there to be moved.
     pub(crate) async fn requeue(
         &self,
         id: Uuid,
         payload: Option<&str>,
+        dead_at: Option<Timestamp>,
         actor: &Actor,
     ) -> Result<bool, Error> {
         let (dead, put_back) = (self.dead(), self.put_back().await?);
@@ -186,7 +187,7 @@ impl Store {
         };
         let sql = format!(
             "WITH old AS (
-                 DELETE FROM {dead} WHERE id = $1 AND discarded_at IS NULL
+                 DELETE FROM {dead} WHERE id = $1 AND discarded_at IS NULL AND {AS_SEEN}
                  RETURNING *
              ), back AS (
                  SELECT {columns}, coalesce({new}, payload) AS payload FROM old
@@ -200,7 +201,8 @@ impl Store {
             ),
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
-        let row = self.query_one(REQUEUING, &sql, &[&id, &payload, name, via, &why]).await;
+        let parameters: [&(dyn ToSql + Sync); 6] = [&id, &payload, name, via, &why, &dead_at];
+        let row = self.query_one(REQUEUING, &sql, &parameters).await;
         Ok(row.map_err(no_json)?.get::<_, i64>(0) > 0)
     }
 
@@ -230,11 +232,16 @@ impl Store {
     }
 
     /// Takes a dead letter off the list; its row stays until it is purged. Says whether it was there.
-    pub(crate) async fn discard(&self, id: Uuid, actor: &Actor) -> Result<bool, Error> {
+    pub(crate) async fn discard(
+        &self,
+        id: Uuid,
+        dead_at: Option<Timestamp>,
+        actor: &Actor,
+    ) -> Result<bool, Error> {
         let sql = format!(
             "WITH old AS (
                  UPDATE {dead} SET discarded_at = clock_timestamp()
-                 WHERE id = $1 AND discarded_at IS NULL AND $2::text IS NULL
+                 WHERE id = $1 AND discarded_at IS NULL AND $2::text IS NULL AND {AS_SEEN}
                  RETURNING *
              ), noted AS ({noted})
              SELECT count(*) FROM old",
@@ -243,7 +250,8 @@ impl Store {
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
         let doing = "discard a dead letter";
-        let row = self.query_one(doing, &sql, &[&id, &None::<&str>, name, via, &why]).await?;
+        let parameters: [&(dyn ToSql + Sync); 6] = [&id, &None::<&str>, name, via, &why, &dead_at];
+        let row = self.query_one(doing, &sql, &parameters).await?;
         Ok(row.get::<_, i64>(0) > 0)
     }
 
@@ -277,6 +285,9 @@ impl Store {
         self.table.companion("outbox_dead_letter_audit")
     }
 }
+
+/// A letter that died again since somebody saw it is another one.
+const AS_SEEN: &str = "($6::timestamptz IS NULL OR dead_at = $6)";
 
 const REQUEUING: &str = "requeue a dead letter";
 

@@ -9,7 +9,7 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
-use operate::dead_letters::{Action, Actor, Aggregate, Filter, Reason};
+use operate::dead_letters::{Action, Actor, Aggregate, AuditEntry, Filter, Reason};
 use schemars::JsonSchema;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -188,6 +188,43 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
         let Query(query) = query.map_err(|it| ApiError::new(it.status(), it.body_text()))?;
         Ok(Self(query))
     }
+}
+
+/// The dead letter that somebody has seen, by since when it is dead: what `If-Match` names.
+pub(super) struct Seen(pub(super) Option<Timestamp>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Seen {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let Some(tag) = parts.headers.get(header::IF_MATCH) else { return Ok(Self(None)) };
+        let tag = tag.to_str().unwrap_or_default().trim();
+        let number = tag.trim_matches('"').parse().ok();
+        let dead_at = number.and_then(|it| Timestamp::from_microsecond(it).ok());
+        // Another's tag names nothing of ours. No letter is so old.
+        Ok(Self((tag != "*").then(|| dead_at.unwrap_or(Timestamp::UNIX_EPOCH))))
+    }
+}
+
+/// Somebody else was first.
+pub(super) fn changed(history: &[AuditEntry], state: &str) -> ApiError {
+    let last = history.iter().rfind(|it| it.action != "read");
+    let last = last.map_or_else(String::new, |it| {
+        let why = it.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
+        format!("{} by {} at {}{why}; ", it.action, it.actor, it.at)
+    });
+    let detail = format!("it has changed since it was shown: {last}it is {state} now");
+    let hint = "look at it again, and decide again";
+    ApiError::new(StatusCode::PRECONDITION_FAILED, detail).with_hint(hint)
+}
+
+/// An answer that names what it shows.
+pub(super) fn tagged(data: &impl Serialize, etag: Option<&str>) -> Result<Response, ApiError> {
+    let mut response = json(data)?;
+    if let Some(tag) = etag.and_then(|it| it.parse().ok()) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    Ok(response)
 }
 
 /// An answer with the version of its schema.

@@ -18,7 +18,10 @@ use tracing::info;
 use uuid::Uuid;
 
 use super::access::Caller;
-use super::api::{Asked, Body, Change, FinalChange, ListQuery, Named, OVERVIEW, ShowQuery, json};
+use super::api::{
+    Asked, Body, Change, FinalChange, ListQuery, Named, OVERVIEW, Seen, ShowQuery, changed, json,
+    tagged,
+};
 use super::cursor;
 use super::openapi::{Api, Operation};
 use super::operations::{self, Operations};
@@ -87,10 +90,12 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
         .answers::<Versioned<DeadLetterDetail<DeadLetter>>>(200, "What is known about it");
     let discard_one =
         Operation::delete("/api/v1/outbox/dead-letter/{id}", "Discards a dead letter")
+            .if_match()
             .body::<FinalChange>()
             .answers_nothing(204, "It is never published");
     let requeue_one =
         Operation::post("/api/v1/outbox/dead-letter/{id}/requeue", "Publishes it after all")
+            .if_match()
             .body::<Requeue>()
             .answers_nothing(204, "A relay publishes it");
     let path = "/api/v1/outbox/aggregates/{aggregate}/requeue";
@@ -150,17 +155,21 @@ async fn show(
     if let Some(reader) = &reader {
         letters.note_reading(id, reader).await?;
     }
-    json(&letters.detail(id, reader.is_some()).await?)
+    let detail = letters.detail(id, reader.is_some()).await?;
+    tagged(&detail, detail.etag.as_deref())
 }
 
 async fn requeue(
     State(state): State<AppState>,
     caller: Caller,
     Named(id): Named<Uuid>,
+    seen: Seen,
     Body(Requeue { by, why, payload }): Body<Requeue>,
 ) -> Result<StatusCode, ApiError> {
     let actor = Change { by, why }.actor(Action::Requeue, &caller)?;
-    state.open().await?.requeue(id, payload.as_deref(), &actor).await?;
+    let letters = state.open().await?;
+    let done = letters.requeue(id, payload.as_deref(), seen.0, &actor).await;
+    as_seen(&letters, id, &seen, done).await?;
     info!(event_id = %id, by = actor.name, "requeued a dead letter");
     Ok(StatusCode::NO_CONTENT)
 }
@@ -182,12 +191,31 @@ async fn discard(
     State(state): State<AppState>,
     caller: Caller,
     Named(id): Named<Uuid>,
+    seen: Seen,
     Body(change): Body<Change>,
 ) -> Result<StatusCode, ApiError> {
     let actor = change.actor(Action::Discard, &caller)?;
-    state.open().await?.discard(id, &actor).await?;
+    let letters = state.open().await?;
+    let done = letters.discard(id, seen.0, &actor).await;
+    as_seen(&letters, id, &seen, done).await?;
     info!(event_id = %id, by = actor.name, "discarded a dead letter");
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Who saw another state is told what changed.
+async fn as_seen(
+    letters: &DeadLetters,
+    id: Uuid,
+    seen: &Seen,
+    done: Result<(), relay::Error>,
+) -> Result<(), ApiError> {
+    match done {
+        Err(relay::Error::NoDeadLetter { .. }) if seen.0.is_some() => {
+            let now = letters.detail(id, false).await?;
+            Err(changed(&now.history, &now.state))
+        }
+        done => Ok(done?),
+    }
 }
 
 async fn start(

@@ -79,6 +79,16 @@ impl Operation {
         self
     }
 
+    /// Only about what is as it was when it was shown.
+    pub(super) fn if_match(mut self) -> Self {
+        let said = "`etag` of what was shown: refused with 412 if it has changed since";
+        self.parameters.push(json!({
+            "name": "If-Match", "in": "header", "description": said,
+            "schema": { "type": "string" },
+        }));
+        self
+    }
+
     /// But for this parameter.
     pub(super) fn without(mut self, parameter: &str) -> Self {
         self.parameters.retain(|it| it["name"] != parameter);

@@ -53,7 +53,7 @@ impl Store for DeadLetters {
         }
         let mut done = 0;
         for (consumer, ids) in by_consumer {
-            let of = Selection { events: Some(ids), filter: filter.clone() };
+            let of = Selection { events: Some(ids), filter: filter.clone(), dead_at: None };
             let these = Parameters::new(Some(consumer), &of);
             done += self.decide_about(action, &these, actor).await?.len();
         }

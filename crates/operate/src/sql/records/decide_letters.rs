@@ -5,6 +5,9 @@ use super::list_letters::MEANT;
 /// Causes that no further attempt removes.
 pub(crate) const HOPELESS: [&str; 3] = ["unreadable", "forgotten", "gone"];
 
+/// If only the letter is meant that is dead since `$10`: one that died again is another.
+const AS_SEEN: &str = "($10::timestamptz IS NULL OR d.dead_at = $10)";
+
 /// Who decides, and why, behind the selection.
 const AUTHOR: [&str; 2] = ["$8", "$9"];
 
@@ -18,7 +21,8 @@ pub(crate) fn requeue_letters(schema: &str) -> String {
                  next_attempt_at = clock_timestamp(), lease_token = NULL, expires_at = NULL,
                  tried_since = NULL
              FROM {schema}.inbox_dead_letter d
-             WHERE {SAME} AND {MEANT} AND m.status = 'DEAD' AND d.cause NOT IN ({hopeless})
+             WHERE {SAME} AND {MEANT} AND {AS_SEEN} AND m.status = 'DEAD'
+                 AND d.cause NOT IN ({hopeless})
              RETURNING d.*
          ), {}",
         write_down(schema, "requeue", AUTHOR)
@@ -31,11 +35,11 @@ pub(crate) fn close_letters(schema: &str, [name, status]: [&str; 2]) -> String {
         "WITH closed AS (
              UPDATE {schema}.inbox_messages m SET status = '{status}', outcome = '{name}'
              FROM {schema}.inbox_dead_letter d
-             WHERE {SAME} AND {MEANT} AND m.status = 'DEAD'
+             WHERE {SAME} AND {MEANT} AND {AS_SEEN} AND m.status = 'DEAD'
              RETURNING m.consumer, m.message_id
          ), done AS (
              DELETE FROM {schema}.inbox_dead_letter d
-             WHERE {MEANT} AND (
+             WHERE {MEANT} AND {AS_SEEN} AND (
                  EXISTS (SELECT FROM closed s
                          WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
                  OR NOT EXISTS (SELECT FROM {schema}.inbox_messages m WHERE {SAME}))

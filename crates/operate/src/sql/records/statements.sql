@@ -120,7 +120,8 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD' AND d.cause NOT IN ('unreadable', 'forgotten', 'gone')
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
+             AND d.cause NOT IN ('unreadable', 'forgotten', 'gone')
          RETURNING d.*
      ), noted AS (
          INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
@@ -142,7 +143,7 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD'
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
          RETURNING m.consumer, m.message_id
      ), done AS (
          DELETE FROM public.inbox_dead_letter d
@@ -152,7 +153,7 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND (
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND (
              EXISTS (SELECT FROM closed s
                      WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
              OR NOT EXISTS (SELECT FROM public.inbox_messages m WHERE m.consumer = d.consumer AND m.message_id = d.message_id
@@ -178,7 +179,7 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND m.status = 'DEAD'
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
          RETURNING m.consumer, m.message_id
      ), done AS (
          DELETE FROM public.inbox_dead_letter d
@@ -188,7 +189,7 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND (
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND (
              EXISTS (SELECT FROM closed s
                      WHERE s.consumer = d.consumer AND s.message_id = d.message_id)
              OR NOT EXISTS (SELECT FROM public.inbox_messages m WHERE m.consumer = d.consumer AND m.message_id = d.message_id

@@ -8,7 +8,7 @@ use axum::response::Response;
 use inbox::Connection;
 use jiff::Timestamp;
 use operate::dead_letters::inbox_letters::{
-    DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Marked, Overview,
+    DeadLetter, DeadLetterDetail, DeadLetters, LetterPlace, Marked, Overview, Selection,
 };
 use operate::dead_letters::{Action, Actor, BulkRequest, Reason};
 use operate::explain::consumer_story::{self, ConsumerStory};
@@ -20,7 +20,8 @@ use tracing::info;
 use uuid::Uuid;
 
 use crate::admin::api::{
-    Asked, Body, Change, FinalChange, LIMIT_MAX, ListQuery, Named, OVERVIEW, ShowQuery, json,
+    Asked, Body, Change, FinalChange, LIMIT_MAX, ListQuery, Named, OVERVIEW, Seen, ShowQuery,
+    changed, json, tagged,
 };
 use crate::admin::cursor;
 use crate::admin::openapi::{Api, Operation};
@@ -77,18 +78,21 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
         .query::<ShowQuery>()
         .answers::<Versioned<DeadLetterDetail>>(200, "What is known about it");
     let discard_one = Operation::delete("/api/v1/inbox/dead-letter/{id}", "Discards a dead letter")
+        .if_match()
         .query::<ShowQuery>()
         .without("payload")
         .body::<FinalChange>()
         .answers_nothing(204, "It is never handled");
     let requeue_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/requeue", "Handles it after all")
+            .if_match()
             .query::<ShowQuery>()
             .without("payload")
             .body::<Change>()
             .answers_nothing(204, "A worker handles it");
     let reject_one =
         Operation::post("/api/v1/inbox/dead-letter/{id}/reject", "Rejects it for good")
+            .if_match()
             .query::<ShowQuery>()
             .without("payload")
             .body::<FinalChange>()
@@ -102,8 +106,9 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: AppState) -> Api<S
                     caller: Caller,
                     Named(id): Named<Uuid>,
                     Asked(of): Asked<ShowQuery>,
+                    seen: Seen,
                     Body(change): Body<Change>| {
-            decide((&state, &caller), action, id, of, change).await
+            decide((&state, &caller), action, id, (of, seen), change).await
         }
     };
     let operations = operations::routes(OPERATIONS, state.operations.clone());
@@ -166,7 +171,8 @@ async fn show(
     if let Some(reader) = &reader {
         letters.note_reading(&of, reader).await?;
     }
-    json(&letters::only(id, letters.details(&of, reader.is_some(), LIMIT_MAX).await?)?)
+    let detail = letters::only(id, letters.details(&of, reader.is_some(), LIMIT_MAX).await?)?;
+    tagged(&detail, detail.etag.as_deref())
 }
 
 async fn start(
@@ -196,13 +202,22 @@ async fn decide(
     (state, caller): (&AppState, &Caller),
     action: Action,
     id: Uuid,
-    ShowQuery { consumer, .. }: ShowQuery,
+    (ShowQuery { consumer, .. }, seen): (ShowQuery, Seen),
     change: Change,
 ) -> Result<StatusCode, ApiError> {
     let actor = change.actor(action, caller)?;
     let letters = state.open(consumer).await?;
-    let of = [id][..].into();
+    let of = Selection { dead_at: seen.0, ..[id][..].into() };
     let done = letters.decide(action, &of, &actor).await?;
+    if done.is_empty() && seen.0.is_some() {
+        let history = letters.decisions(id).await?;
+        let now = letters.details(&of, false, 1).await?.pop();
+        // Of a letter that nobody knows there is no state either.
+        if now.is_some() || !history.is_empty() {
+            let state = now.map_or_else(|| "gone".into(), |it| it.state);
+            return Err(changed(&history, &state));
+        }
+    }
     if done.is_empty() {
         return Err(match &letters.list(&of, None, 1).await?[..] {
             [] => letters::no_letter(id).into(),

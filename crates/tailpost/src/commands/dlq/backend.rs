@@ -95,9 +95,9 @@ impl Queue for Backend {
                 }
                 (Self::Http(client), _) => client.delete(&path, &Change { by, why }).await?,
                 (Self::Direct(it), Action::Requeue) => {
-                    it.requeue(id, payload.as_deref(), actor).await?;
+                    it.requeue(id, payload.as_deref(), None, actor).await?;
                 }
-                (Self::Direct(it), _) => it.discard(id, actor).await?,
+                (Self::Direct(it), _) => it.discard(id, None, actor).await?,
             }
         }
         Ok(events.iter().map(Uuid::to_string).collect())

@@ -123,7 +123,8 @@ async fn export(letters: &DeadLetters, args: &ExportArgs) -> anyhow::Result<()> 
     let write = async {
         // A few at a time: payloads may be large.
         for events in events.chunks(EXPORT_BATCH) {
-            let of = Selection { events: Some(events.to_vec()), filter: filter.clone() };
+            let filter = filter.clone();
+            let of = Selection { events: Some(events.to_vec()), filter, dead_at: None };
             for detail in letters.details(&of, true, LETTERS_MAX).await? {
                 writeln!(to, "{}", output::to_json(&detail)?)?;
             }
