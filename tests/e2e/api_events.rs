@@ -190,3 +190,33 @@ async fn a_plan_that_takes_too_long_is_ended_on_the_server() {
     let is_over = async || scene.env.query::<i64>(counting).await == 0;
     until(DEADLINE, "the server counts no more", is_over).await;
 }
+
+/// Entries of one moment, too, and by the index of their time, however many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_is_listed_page_by_page_by_its_index() {
+    let scene = Scene::new().await;
+    let entries = "INSERT INTO outbox_dead_letter_audit (at, action, event_id, aggregate_type,
+            aggregate_id, event_type, actor, via)
+        SELECT now() - n / 700 * interval '1 s', 'discard', gen_random_uuid(), 'order', 'o-' || n,
+            'Placed', 'ada', 'http'
+        FROM generate_series(1, 20000) n";
+    scene.env.execute(entries).await;
+    scene.env.execute("ANALYZE outbox_dead_letter_audit").await;
+    let (mut seen, mut cursor) = (std::collections::BTreeSet::new(), String::new());
+    for _ in 0..3 {
+        let path = format!("audit?limit=1000{cursor}");
+        let (code, page) = scene.ask("GET", &path, None).await;
+        assert_eq!(code, 200, "{page}");
+        let entries = page["entries"].as_array().expect("a list");
+        seen.extend(entries.iter().filter_map(|it| it["event_id"].as_str()).map(str::to_owned));
+        cursor = format!("&cursor={}", page["next"].as_str().expect("another page"));
+    }
+    let newest = "SELECT string_agg(event_id::text, ' ') FROM (SELECT event_id
+        FROM outbox_dead_letter_audit ORDER BY at DESC, id DESC LIMIT 3000) it";
+    let newest = scene.env.query::<String>(newest).await;
+    assert_eq!(seen, newest.split(' ').map(str::to_owned).collect());
+    let scans = "SELECT coalesce(sum(idx_scan), 0)::bigint FROM pg_stat_user_indexes
+        WHERE indexrelname = 'idx_outbox_dead_letter_audit_at'";
+    let what = "the pages were read by the index";
+    until(DEADLINE, what, async || scene.env.query::<i64>(scans).await >= 3).await;
+}

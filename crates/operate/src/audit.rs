@@ -61,49 +61,64 @@ impl Audited {
     }
 }
 
-/// Some of `entries`, the newest first. The parameters are those of [`parameters`].
-fn list(entries: &str) -> String {
-    format!(
-        "SELECT * FROM ({entries}) AS entries
-         WHERE ($1::text IS NULL OR action = $1)
-             AND ($2::text IS NULL OR position(lower($2) IN lower(actor)) > 0)
-             AND ($3::timestamptz IS NULL OR at >= $3) AND ($4::timestamptz IS NULL OR at < $4)
-             AND ($5::timestamptz IS NULL OR (at, key COLLATE \"C\") < ($5, $6::text COLLATE \"C\"))
-         ORDER BY at DESC, key COLLATE \"C\" DESC LIMIT $7"
-    )
+/// Some entries, the newest first, of as many of each kind, which the index of its time gives. The
+/// parameters are those of [`parameters`].
+fn list(kinds: &[&str]) -> String {
+    const NEWEST: &str = "ORDER BY at DESC, key COLLATE \"C\" DESC LIMIT $7";
+    let some = |entries: &&str| {
+        format!(
+            "(SELECT * FROM ({entries}) AS entries
+              WHERE ($1::text IS NULL OR action = $1)
+                  AND ($2::text IS NULL OR position(lower($2) IN lower(actor)) > 0)
+                  AND ($3::timestamptz IS NULL OR at >= $3)
+                  AND ($4::timestamptz IS NULL OR at < $4)
+                  AND ($5::timestamptz IS NULL
+                      OR (at, key COLLATE \"C\") < ($5, $6::text COLLATE \"C\"))
+              {NEWEST})"
+        )
+    };
+    let kinds = kinds.iter().map(some).collect::<Vec<_>>().join(" UNION ALL ");
+    format!("SELECT * FROM ({kinds}) AS entries {NEWEST}")
 }
 
 /// Decisions about dead letters, and replays that were asked for.
 fn of_outbox(audit: &str, replays: &str) -> String {
-    list(&format!(
+    let decisions = format!(
         "SELECT at, action, actor, via, why, event_id,
              aggregate_type || ':' || aggregate_id AS aggregate, NULL::text AS consumer, reason,
              'letter ' || to_char(id, 'FM0000000000000000000') AS key
-         FROM {audit}
-         UNION ALL
-         SELECT asked_at, 'replay', asked_by, NULL, reason, NULL, aggregate_type || ':' || aggregate_id,
-             NULL, NULL, 'replay ' || id
+         FROM {audit}"
+    );
+    let replays = format!(
+        "SELECT asked_at AS at, 'replay' AS action, asked_by AS actor, NULL AS via, reason AS why,
+             NULL::uuid AS event_id, aggregate_type || ':' || aggregate_id AS aggregate,
+             NULL AS consumer, NULL AS reason, 'replay ' || id AS key
          FROM {replays}"
-    ))
+    );
+    list(&[&decisions, &replays])
 }
 
 /// Decisions about dead letters, what was wanted of consumers, and how far they were to go back.
 fn of_inbox(schema: &str) -> String {
-    list(&format!(
+    let decisions = format!(
         "SELECT decided_at AS at, decision AS action, decided_by AS actor, NULL::text AS via,
              reason AS why, message_id AS event_id, NULL::text AS aggregate, consumer,
              failure AS reason, 'letter ' || to_char(id, 'FM0000000000000000000') AS key
-         FROM {schema}.inbox_decisions WHERE decision <> 'rewind'
-         UNION ALL
-         SELECT at, action, actor, via, why, NULL, NULL, consumer, NULL,
-             'control ' || to_char(id, 'FM0000000000000000000')
-         FROM {schema}.inbox_control_audit
-         UNION ALL
-         SELECT requested_at, 'rewind', requested_by, NULL, reason, NULL,
-             aggregate_type || ':' || aggregate_id, consumer, NULL,
-             'rewind ' || to_char(id, 'FM0000000000000000000')
+         FROM {schema}.inbox_decisions WHERE decision <> 'rewind'"
+    );
+    let controls = format!(
+        "SELECT at, action, actor, via, why, NULL::uuid AS event_id, NULL AS aggregate, consumer,
+             NULL AS reason, 'control ' || to_char(id, 'FM0000000000000000000') AS key
+         FROM {schema}.inbox_control_audit"
+    );
+    let rewinds = format!(
+        "SELECT requested_at AS at, 'rewind' AS action, requested_by AS actor, NULL AS via,
+             reason AS why, NULL::uuid AS event_id,
+             aggregate_type || ':' || aggregate_id AS aggregate, consumer, NULL AS reason,
+             'rewind ' || to_char(id, 'FM0000000000000000000') AS key
          FROM {schema}.inbox_rewinds"
-    ))
+    );
+    list(&[&decisions, &controls, &rewinds])
 }
 
 /// A question about the list.

@@ -35,10 +35,13 @@ const FINGERPRINT: &str = "regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THE
 /// are their tables and which of them, `aggregate` tells whose they are.
 pub(crate) fn group_letters(aggregate: &str, these: &str) -> String {
     format!(
-        "SELECT {FINGERPRINT} AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
-             min(dead_at) AS first, max(dead_at) AS last
-         FROM (SELECT reason, dead_at, {aggregate} AS aggregate
-               {these} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
+        "SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
+             min(first) AS first, max(last) AS last
+         FROM (SELECT {FINGERPRINT} AS fingerprint, aggregate, count(*) AS letters,
+                   min(dead_at) AS first, max(dead_at) AS last
+               FROM (SELECT reason, dead_at, ({aggregate}) COLLATE \"C\" AS aggregate
+                     {these} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
+               GROUP BY 1, 2) of_aggregate
          GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {GROUPS_MAX}"
     )
 }

@@ -33,6 +33,7 @@ pub const MIGRATIONS: &[Migration] = &[
     Migration { version: 5, name: "streams", sql: include_str!("../migrations/0005_streams.sql") },
     Migration { version: 6, name: "nulls", sql: include_str!("../migrations/0006_nulls.sql") },
     Migration { version: 7, name: "reasons", sql: include_str!("../migrations/0007_reasons.sql") },
+    Migration { version: 14, name: "audit", sql: include_str!("../migrations/0014_audit.sql") },
 ];
 
 /// What the first migration gives an outbox table, whether it makes it or adopts it.
@@ -393,6 +394,7 @@ mod tests {
             "9808117a85ce1f0a",
             "bbb97263c09e93ab",
             "8e0ce28c3c101dfb",
+            "c54b1e8ee478e31d",
         ];
         assert_eq!(checksums, published);
     }

@@ -42,6 +42,7 @@ mod long {
         stage.env.nats.kill().await.expect("kill the broker");
         browser.wait_text(".word", "Broker away").await;
         browser.wait_text(".needs", "NATS is away: nothing is published").await;
+        browser.wait_text("[data-live=lag]", "≤ ").await;
         browser.screenshot("broker-away").await;
         browser.assert_sound("broker away").await;
         stage.env.nats.start_again().await.expect("start the broker");

@@ -16,7 +16,7 @@ use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::Replay;
-use crate::state::figures::{count, short};
+use crate::state::figures::{ABSENT, count, short};
 use crate::state::operator_answers::{
     Comparisons, Operation, OperationRequest, Operations, Rewinds,
 };
@@ -131,6 +131,9 @@ impl OperationRow {
 
     fn said(&self) -> String {
         let it = &self.it.progress;
+        if self.it.is_lost && it.total == 0 {
+            return ABSENT.into();
+        }
         let skipped = match it.skipped {
             0 => String::new(),
             skipped => format!(", {} skipped", count(skipped)),

@@ -44,6 +44,7 @@ pub(crate) struct ShardStatus {
     pub(crate) postgres_connected: bool,
     pub(crate) nats_connected: bool,
     pub(crate) lag_seconds: f64,
+    pub(crate) last_progress_age_seconds: Option<f64>,
     pub(crate) in_flight_events: u64,
     pub(crate) window: Window,
     pub(crate) published_total: u64,

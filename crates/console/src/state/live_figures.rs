@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use jiff::Timestamp;
 
+use super::answers::ShardStatus;
 use super::chart::{self, Paths};
 use super::figures::{ABSENT, bytes, clock, count, latency, rate, rounded, span};
 use super::history::Reach;
@@ -76,10 +77,8 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all.set("max", known(moment.latency.map(|it| latency(it.max))));
     let shards: Vec<_> = picture.relays.iter().flat_map(super::picture::Relay::active).collect();
     let is_known = !shards.is_empty();
-    let sum =
-        |of: fn(&super::answers::ShardStatus) -> u64| shards.iter().map(|it| of(it)).sum::<u64>();
-    let lag = shards.iter().map(|it| it.lag_seconds).fold(0.0, f64::max);
-    all.set("lag", known(is_known.then(|| latency(lag))));
+    let sum = |of: fn(&ShardStatus) -> u64| shards.iter().map(|it| of(it)).sum::<u64>();
+    all.set("lag", known(behind(&shards)));
     all.set("in-flight", known(is_known.then(|| count(sum(|it| it.in_flight_events)))));
     all.set("window", known(is_known.then(|| count(sum(|it| it.window.events)))));
     let slot = shards.iter().filter_map(|it| it.slot.as_ref()).map(|it| it.retained_bytes).max();
@@ -98,6 +97,20 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
         }
     }
     all
+}
+
+/// How long the oldest event waits. A relay that a server is away from does not see all that wait; they
+/// came since it last got on.
+fn behind(shards: &[&ShardStatus]) -> Option<String> {
+    let is_cut_off =
+        |it: &&&ShardStatus| !it.postgres_connected || !it.nats_connected || it.breaker == "open";
+    let lag = shards.iter().map(|it| it.lag_seconds).reduce(f64::max)?;
+    let since = |it: &&ShardStatus| it.last_progress_age_seconds;
+    let cut_off: Vec<_> = shards.iter().filter(is_cut_off).map(since).collect();
+    match cut_off.into_iter().collect::<Option<Vec<_>>>()?.into_iter().reduce(f64::max) {
+        Some(most) => Some(format!("≤ {}", latency(most.max(lag)))),
+        None => Some(latency(lag)),
+    }
 }
 
 fn charts(all: &mut Figures, picture: &Picture, now: Timestamp, reach: Reach) {
@@ -185,6 +198,19 @@ mod tests {
         assert_eq!((all.text("slot"), all.text("p99")), ("4.0 KiB", "–"));
         assert_eq!(all.text("inbox.mailer.waiting"), "42");
         assert!(all.path("rate.line").starts_with('M'), "{:?}", all.path);
+    }
+
+    #[test]
+    fn how_far_behind_a_relay_is_that_was_cut_off_is_bounded_or_unknown() {
+        let lag = |nats_connected, age| {
+            let round = with_relay(|it, _| {
+                (it.nats_connected, it.last_progress_age_seconds) = (nats_connected, age);
+            });
+            of(&picture([round])).text("lag").to_owned()
+        };
+        assert_eq!(lag(true, Some(42.0)), "0 ms");
+        assert_eq!(lag(false, Some(42.0)), "≤ 42 s");
+        assert_eq!(lag(false, None), "–");
     }
 
     #[test]

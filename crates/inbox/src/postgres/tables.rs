@@ -22,13 +22,14 @@ use servers::describe;
 
 pub use self::forgetting::{Keep, Maintained, Upkept, look_after, upkept};
 
-const SQL: [&str; 6] = [
+const SQL: [&str; 7] = [
     include_str!("../../migrations/0002_inbox.sql"),
     include_str!("../../migrations/0008_inbox_places.sql"),
     include_str!("../../migrations/0009_inbox_selections.sql"),
     include_str!("../../migrations/0010_inbox_partitions.sql"),
     include_str!("../../migrations/0011_inbox_patience.sql"),
     include_str!("../../migrations/0012_inbox_attempts.sql"),
+    include_str!("../../migrations/0013_inbox_audit.sql"),
 ];
 
 /// Claim while the tables are made or partitions are added or dropped.

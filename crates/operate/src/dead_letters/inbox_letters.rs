@@ -23,7 +23,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
-use super::{Action, Actor, AuditEntry, FailedAttempt, Filter, etag};
+use super::{Action, Actor, AuditEntry, FailedAttempt, Filter, GROUPED_MAX, etag};
 use crate::sql::records::decide_letters::{self, HOPELESS};
 use crate::sql::records::{list_letters, look_up_records, query, select};
 
@@ -175,12 +175,20 @@ impl DeadLetters {
         let doing = "count the dead letters";
         let parameters = self.parameters(of);
         let parameters = parameters.with(&[]);
-        let sql = list_letters::count_letters(&self.schema);
-        let count = query(&self.connection, doing, &sql, &parameters).await?;
-        let sql = list_letters::group_open_letters(&self.schema);
+        let count = async |many| {
+            let sql = list_letters::count_letters(&self.schema, many);
+            let count = query(&self.connection, doing, &sql, &parameters).await?;
+            Ok::<_, Error>((count[0].get::<_, i64>(0).cast_unsigned(), count[0].get(1)))
+        };
+        let (mut total, mut oldest_seconds) = count(true).await?;
+        let many = total > GROUPED_MAX;
+        if !many {
+            (total, oldest_seconds) = count(false).await?;
+        }
+        let sql = list_letters::group_letters_of(&self.schema, many);
         Ok(Overview {
-            total: count[0].get::<_, i64>(0).cast_unsigned(),
-            oldest_seconds: count[0].get(1),
+            total,
+            oldest_seconds,
             groups: select(&self.connection, doing, &sql, &parameters).await?,
             dead_letters: self.list(of, after, limit).await?,
             next: None,

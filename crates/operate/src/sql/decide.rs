@@ -84,7 +84,7 @@ impl Store {
     /// Failures by kind, the most frequent first.
     pub(crate) async fn dead_letter_groups(&self, filter: &Filter) -> Result<Vec<Group>, Error> {
         let these = format!("FROM {} WHERE {MATCHES}", self.dead());
-        let sql = group_letters("(aggregate_type, aggregate_id)", &these);
+        let sql = group_letters("aggregate_type || ':' || aggregate_id", &these);
         let parameters = Parameters::of(filter);
         self.read("group dead letters", &sql, &parameters.with(&[])).await
     }

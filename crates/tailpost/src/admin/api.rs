@@ -211,7 +211,8 @@ pub(super) fn changed(history: &[AuditEntry], state: &str) -> ApiError {
     let last = history.iter().rfind(|it| it.action != "read");
     let last = last.map_or_else(String::new, |it| {
         let why = it.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
-        format!("{} by {} at {}{why}; ", it.action, it.actor, it.at)
+        let at = it.at.strftime("%Y-%m-%d %H:%M:%S UTC");
+        format!("{} by {} at {at}{why}; ", it.action, it.actor)
     });
     let detail = format!("it has changed since it was shown: {last}it is {state} now");
     let hint = "look at it again, and decide again";

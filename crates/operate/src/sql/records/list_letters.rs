@@ -31,6 +31,12 @@ fn open(schema: &str) -> String {
     )
 }
 
+/// Letters that are meant. Those of events that were processed are among them until a worker sweeps
+/// them, every second; to look for the records of many takes long.
+fn meant(schema: &str) -> String {
+    format!("FROM {schema}.inbox_dead_letter d WHERE {MEANT}")
+}
+
 /// Those behind the place `$9`, `$10`, `$11`, if there is one.
 pub(crate) fn list_letters(schema: &str) -> String {
     let open = open(schema);
@@ -48,18 +54,20 @@ pub(crate) fn list_originals(schema: &str) -> String {
     format!("SELECT {SHOWN}, d.headers, d.payload {open} ORDER BY d.dead_at, d.message_id LIMIT $8")
 }
 
-pub(crate) fn count_letters(schema: &str) -> String {
-    let open = open(schema);
+/// If they are `many`, without their records.
+pub(crate) fn count_letters(schema: &str, many: bool) -> String {
+    let these = if many { meant(schema) } else { open(schema) };
     format!(
-        "SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 {open}"
+        "SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 {these}"
     )
 }
 
 /// By what their reasons have in common.
-pub(crate) fn group_open_letters(schema: &str) -> String {
+pub(crate) fn group_letters_of(schema: &str, many: bool) -> String {
+    let these = if many { meant(schema) } else { open(schema) };
     let aggregate = "coalesce(d.headers->'Aggregate-Type'->>0 || ':'
         || (d.headers->'Aggregate-Id'->>0), d.message_id::text)";
-    as_json(&group_letters(aggregate, &open(schema)))
+    as_json(&group_letters(aggregate, &these))
 }
 
 /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.

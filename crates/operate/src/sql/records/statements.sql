@@ -49,14 +49,25 @@ AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING');
 
+-- count many letters
+SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7);
+
 -- group letters
-WITH it AS (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
+         min(first) AS first, max(last) AS last
+     FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
 regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
-ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, count(*), count(DISTINCT aggregate) AS aggregates,
-         min(dead_at) AS first, max(dead_at) AS last
-     FROM (SELECT reason, dead_at, coalesce(d.headers->'Aggregate-Type'->>0 || ':'
-    || (d.headers->'Aggregate-Id'->>0), d.message_id::text) AS aggregate
-           FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
+ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+               min(dead_at) AS first, max(dead_at) AS last
+           FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
+    || (d.headers->'Aggregate-Id'->>0), d.message_id::text)) COLLATE "C" AS aggregate
+                 FROM public.inbox_dead_letter d LEFT JOIN public.inbox_messages m ON m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
@@ -65,6 +76,26 @@ AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') ORDER BY dead_at DESC LIMIT 10000) newest
+           GROUP BY 1, 2) of_aggregate
+     GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20) SELECT to_json(it) FROM it;
+
+-- group many letters
+WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
+         min(first) AS first, max(last) AS last
+     FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
+ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+               min(dead_at) AS first, max(dead_at) AS last
+           FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
+    || (d.headers->'Aggregate-Id'->>0), d.message_id::text)) COLLATE "C" AS aggregate
+                 FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
+AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
+AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
+AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
+AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) ORDER BY dead_at DESC LIMIT 10000) newest
+           GROUP BY 1, 2) of_aggregate
      GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20) SELECT to_json(it) FROM it;
 
 -- page letters

@@ -7,8 +7,10 @@ fn statements_are_written_down() {
     let statements = [
         ("list letters", list_letters::list_letters(schema)),
         ("list letters whole", list_letters::list_originals(schema)),
-        ("count letters", list_letters::count_letters(schema)),
-        ("group letters", list_letters::group_open_letters(schema)),
+        ("count letters", list_letters::count_letters(schema, false)),
+        ("count many letters", list_letters::count_letters(schema, true)),
+        ("group letters", list_letters::group_letters_of(schema, false)),
+        ("group many letters", list_letters::group_letters_of(schema, true)),
         ("page letters", list_letters::page_letters(schema)),
         ("list decisions", list_letters::list_decisions(schema)),
         ("list backlogs", list_letters::list_backlogs(schema)),
