@@ -189,9 +189,17 @@ pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
         steps.push(step.fact(Some(letter.reason.clone())));
     }
     steps.extend(story.decisions.iter().map(decision));
-    // What goes on has no time.
-    steps.sort_by_key(|it| it.at.unwrap_or(Timestamp::MAX));
-    Branch { consumer: name.to_owned(), steps }
+    let is_dead = story.record.as_ref().is_some_and(|it| it.status == "DEAD");
+    // The transaction of a letter begins before the attempt is noted that led to it.
+    let ended = story.dead_letter.as_ref().filter(|_| is_dead).and_then(|it| it.dead_at);
+    let mut steps: Vec<_> = steps.into_iter().enumerate().collect();
+    steps.sort_by_key(|(place, it)| {
+        let is_attempt = *place < story.failed_attempts.len();
+        // What goes on has no time.
+        let at = it.at.unwrap_or(Timestamp::MAX);
+        ended.filter(|_| is_attempt).map_or(at, |ended| at.min(ended))
+    });
+    Branch { consumer: name.to_owned(), steps: steps.into_iter().map(|it| it.1).collect() }
 }
 
 #[cfg(test)]
@@ -221,6 +229,7 @@ mod tests {
                     "processed_at": "2026-11-26T16:48:10.43Z", "worker": "877:a"}},
                 "mailer": {"record": {"status": "DEAD", "attempts": 1,
                     "received_at": "2026-11-26T16:48:10.5Z"},
+                    "failed_attempts": [{"attempt": 1, "failed_at": "2026-11-26T16:48:10.7Z"}],
                     "dead_letter": {"reason": "422", "dead_at": "2026-11-26T16:48:10.6Z"}}}}"#);
         let expected = ["inserted", "committed", "published", "marked in the table"];
         assert_eq!(titles(&life.trunk), expected);
@@ -228,8 +237,9 @@ mod tests {
         assert_eq!(life.trunk[2].facts[2], "53 ms after it happened");
         assert_eq!(titles(&life.branches[0].steps), ["received", "claimed", "processed"]);
         assert_eq!(life.branches[0].steps[2].facts, ["took 30 ms"]);
-        assert_eq!(titles(&life.branches[1].steps), ["received", "dead letter"]);
-        assert_eq!(life.branches[1].steps[1].mark, Mark::Trouble);
+        let expected = ["received", "attempt 1 failed", "dead letter"];
+        assert_eq!(titles(&life.branches[1].steps), expected);
+        assert_eq!(life.branches[1].steps[2].mark, Mark::Trouble);
     }
 
     /// A decision is between the attempts before and after it.
