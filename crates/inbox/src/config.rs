@@ -17,6 +17,7 @@ pub struct Config {
     /// Which of them this is of; 0 where they are not divided.
     pub partition: u32,
     /// A regular expression for the subjects of the partition, up to its number; any matches without.
+    /// The first partition has those of none: the consumer may have been divided otherwise.
     pub(crate) subjects: String,
     /// The stream to take events from.
     pub stream: String,
@@ -95,13 +96,17 @@ impl Config {
     #[must_use]
     pub fn parts(&self) -> Vec<Self> {
         let Some(partitions) = self.partitions else { return vec![self.clone()] };
+        let others: Vec<String> = (1..partitions.get()).map(|it| it.to_string()).collect();
         let part = |partition: u32| {
             let number = partition.to_string();
             let filters = self.filter_subjects.iter().map(|it| it.replace(PARTITION, &number));
             Self {
                 partition,
                 filter_subjects: filters.collect(),
-                subjects: self.subjects_of(&number),
+                subjects: match partition {
+                    0 => format!("^(?!{})", self.subjects_of(&format!("({})", others.join("|")))),
+                    _ => format!("^{}", self.subjects_of(&number)),
+                },
                 rate: self.rate.map(|it| it.divided(partition, partitions)),
                 ..self.clone()
             }
@@ -110,12 +115,15 @@ impl Config {
     }
 
     /// What follows the number in a subject may be of events that are filtered out by now: letters.
-    fn subjects_of(&self, number: &str) -> String {
+    fn subjects_of(&self, numbers: &str) -> String {
         let is_plain = |it: char| it.is_alphanumeric() || "_-".contains(it);
         let escaped = |it: char| if is_plain(it) { it.to_string() } else { format!("\\{it}") };
         let token = |it: &str| match it {
             "*" => "[^.]+".to_owned(),
-            it => it.replace(PARTITION, number).chars().map(escaped).collect(),
+            it => {
+                let parts = it.split(PARTITION).map(|it| it.chars().map(escaped).collect());
+                parts.collect::<Vec<String>>().join(numbers)
+            }
         };
         let start = |filter: &String| {
             let tokens: Vec<&str> = filter.split('.').collect();
@@ -123,7 +131,7 @@ impl Config {
             tokens[..=end].iter().map(|it| token(it)).collect::<Vec<_>>().join("\\.")
         };
         let starts: Vec<String> = self.filter_subjects.iter().map(start).collect();
-        format!("^({})(\\.|$)", starts.join("|"))
+        format!("({})(\\.|$)", starts.join("|"))
     }
 
     /// What is held in memory at most, at work or waiting. A worker may have all parts.
@@ -197,6 +205,7 @@ mod tests {
         );
         assert_eq!(last.filter_subjects, ["a%.*.p3.>", "3.b"]);
         assert_eq!(last.subjects, r"^(a\%\.[^.]+\.p3|3)(\.|$)");
+        assert_eq!(parts[0].subjects, r"^(?!(a\%\.[^.]+\.p(1|2|3)|(1|2|3))(\.|$))");
 
         let many = Config { partitions: NonZeroU32::new(64), ..whole.clone() };
         let (all, each) =

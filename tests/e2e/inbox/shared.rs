@@ -213,6 +213,8 @@ async fn operators_have_one_consumer_whoever_handles_it() {
     assert!(story.contains("billing") && !story.contains("billing-"), "{story}");
 
     service.answer_to("sick", 200);
+    // Of more partitions, once.
+    env.execute("UPDATE inbox_dead_letter SET subject = '7' || substr(subject, 2)").await;
     let requeue = ["inbox", "dlq", "requeue", "--consumer", "billing", &sick, "--why", "a test"];
     env.ends_with(0, &requeue).await;
     wait_processed(&env, 41).await;
