@@ -26,6 +26,9 @@ const RENEW_MAX: Duration = Duration::from_secs(1);
 /// How long the database may take for a statement on the role, at most; a third of a shorter lease.
 const PATIENCE_MAX: Duration = Duration::from_secs(5);
 
+/// After an outage of the database: the others are not gone, but have not connected anew.
+const OTHERS_CONNECT: Duration = Duration::from_secs(2);
+
 /// What this worker may do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -124,6 +127,8 @@ pub(crate) struct RoleLease {
     term: Term,
     /// When to connect, while there is no connection.
     connect_at: Option<Instant>,
+    /// A connection was lost.
+    reconnects: bool,
     claims_at: Instant,
     /// Former workers that are to be ended. Also of a role that was taken without an answer: it may
     /// have been ours, and then nobody else knows of them.
@@ -141,6 +146,7 @@ impl RoleLease {
             role: Role::Unknown,
             term: Term::default(),
             connect_at: Some(now),
+            reconnects: false,
             claims_at: now,
             unended: BTreeSet::new(),
             prepared: false,
@@ -236,13 +242,20 @@ impl RoleLease {
 
     pub(crate) fn connected(&mut self, now: Instant) {
         self.connect_at = None;
+        let look = now + self.grace();
         if self.wish == Wish::No {
             self.role = Role::Standby;
         }
         match &mut self.state {
-            State::Elsewhere { look_at: at } | State::Ours { renew_at: at, .. } => *at = now,
+            State::Elsewhere { look_at } => *look_at = look,
+            State::Ours { renew_at, .. } => *renew_at = now,
             State::Free { .. } | State::Taken { .. } => {}
         }
+    }
+
+    /// How long after connecting to look what is free.
+    pub(crate) fn grace(&self) -> Duration {
+        if self.reconnects { (self.lease / 3).min(OTHERS_CONNECT) } else { Duration::ZERO }
     }
 
     /// The database did not answer, or refused.
@@ -250,6 +263,7 @@ impl RoleLease {
         self.role = Role::Unknown;
         // Only one that was there is tried again at once.
         let had_connection = self.connect_at.is_none();
+        self.reconnects |= had_connection;
         self.connect_at = Some(if had_connection { now } else { now + LOOK });
         match &mut self.state {
             State::Ours { until, .. } => *until = None,

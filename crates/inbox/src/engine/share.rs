@@ -158,6 +158,7 @@ impl Share {
 
     pub(crate) fn connected(&mut self, now: Instant) {
         self.roles.iter_mut().for_each(|it| it.connected(now));
+        self.look_at = self.look_at.map(|it| it.max(now + self.roles[0].grace()));
     }
 
     /// The database did not answer, or refused.
@@ -345,6 +346,20 @@ mod tests {
         share.looked_for(0, Found::Held, now);
         settle(&mut share, now);
         assert!(kept(&share).is_empty() && !share.roles[0].is_wanted());
+    }
+
+    /// It has lost its connections, as all have, and is the first one that is back.
+    #[test]
+    fn who_is_back_after_an_outage_waits_for_the_others() {
+        let now = Instant::now();
+        let mut share = alone_with_four(now);
+        share.failed(now);
+        share.connected(now);
+        settle(&mut share, now);
+        let back = now + Duration::from_secs(2);
+        assert_eq!(share.next(back - Duration::from_millis(1)), Move::Role(0, Step::Renew));
+        settle(&mut share, back - Duration::from_millis(1));
+        assert_eq!(share.next(back), Move::Look { joins: true });
     }
 
     #[test]

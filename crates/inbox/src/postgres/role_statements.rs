@@ -224,6 +224,26 @@ mod tests {
         assert_eq!(found, Found::Held, "its own connection shows that it is there");
     }
 
+    /// Two workers that take each other for gone, after an outage, would wait for each other.
+    #[tokio::test]
+    async fn a_worker_that_looks_waits_for_no_other() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let here = worker("here");
+        let store = connect(&postgres, &here).await;
+        // It says that it is there, on a connection that is not marked yet.
+        let joins = client.transaction().await.expect("begin");
+        let sql = hold_role::look_around("public");
+        let parameters: [&(dyn ToSql + Sync); 5] = [&"billing", &"other", &30.0, &true, &4];
+        joins.query_one(&sql, &parameters).await.expect("join");
+        joins.commit().await.expect("commit");
+        let joins = client.transaction().await.expect("begin");
+        joins.query_one(&sql, &parameters).await.expect("say it again");
+        let seen = here.look_around(store.client(), true, 4).await.expect("no lock is waited for");
+        assert_eq!((seen.others, seen.free), (0, vec![0, 1, 2, 3]));
+    }
+
     /// What a session began with is out of date once the role was taken again, also by its own worker.
     #[tokio::test]
     async fn a_session_begins_nothing_under_the_token_of_a_former_term() {

@@ -155,7 +155,7 @@ fn a_former_worker_is_ended_even_if_nobody_heard_that_the_role_was_taken_from_it
     lease.looked(Found::Free(Some(former())), now);
     lease.failed(now);
     lease.connected(now);
-    assert_eq!(lease.next(now), Step::Look);
+    assert_eq!(lease.next(now + OTHERS_CONNECT), Step::Look);
     let own = Former { token: Uuid::from_u128(2), owner: "this".into(), unended: Vec::new() };
     lease.looked(Found::Free(Some(own)), now);
     lease.taken(token(2), now);

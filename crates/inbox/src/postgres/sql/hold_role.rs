@@ -36,8 +36,10 @@ pub(crate) fn look_around(schema: &str) -> String {
              SELECT owner, joined_at, {FREE} AS is_gone
              FROM {schema}.inbox_workers AS r WHERE consumer = $1 AND owner <> $2
          ), gone AS (
-             DELETE FROM {schema}.inbox_workers AS w WHERE consumer = $1 AND (owner = $2 AND NOT $4
-                 OR owner IN (SELECT owner FROM others WHERE is_gone))
+             DELETE FROM {schema}.inbox_workers AS w WHERE consumer = $1 AND owner IN (
+                 SELECT owner FROM {schema}.inbox_workers WHERE consumer = $1 AND (owner = $2 AND NOT $4
+                     OR owner IN (SELECT owner FROM others WHERE is_gone))
+                 FOR UPDATE SKIP LOCKED) -- two that take each other for gone do not wait
          )
          SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
              ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
