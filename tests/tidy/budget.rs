@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 5663),
     ("inbox", 10500),
     ("lab", 6534),
-    ("operate", 13631),
+    ("operate", 13641),
     ("outbox", 2147),
     ("pgoutput", 481),
     ("relay", 18085),
     ("servers", 2349),
-    ("tailpost", 12481),
+    ("tailpost", 12488),
 ];
 
 /// Settings of the configuration file.

@@ -273,7 +273,7 @@ pub struct FailedAttempt {
     pub failed_at: Timestamp,
     /// Which attempt it was. One that met an outage is not counted: the next one has the same number.
     pub attempt: i32,
-    /// The status of the answer, if a service gave one.
+    /// The status of the answer, if a service gave one: the three digits that the reason begins with.
     pub code: Option<i16>,
     /// How many milliseconds it took.
     pub took_ms: i32,

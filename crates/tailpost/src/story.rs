@@ -26,15 +26,21 @@ pub(crate) struct Story {
 ///
 /// If the database cannot be asked, or the event is unknown.
 pub(crate) async fn of(config: &Config, table: &Table, id: Uuid) -> anyhow::Result<Story> {
-    let (consumers, trouble) = match consumers(&config.postgres, table, id).await {
-        Ok(consumers) => (consumers, None),
-        // Who has no inbox needs no tables for one.
-        Err(inbox::Error::Tables { .. }) => (BTreeMap::new(), None),
-        Err(error) => (BTreeMap::new(), Some(crate::errors::chain(&error.into()))),
+    let mut notes = Vec::new();
+    let consumers = match consumers(&config.postgres, table, id, &mut notes).await {
+        Ok(consumers) => consumers,
+        Err(error) => {
+            // Who has no inbox needs no tables for one.
+            if !matches!(error, inbox::Error::Tables { .. }) {
+                let trouble = crate::errors::chain(&error.into());
+                notes.push(format!("the inbox cannot be asked: {trouble}"));
+            }
+            BTreeMap::new()
+        }
     };
     let place = consumers.values().find_map(place);
     let mut published = operate::explain::explain(config, id, place).await?;
-    published.notes.extend(trouble.map(|it| format!("the inbox cannot be asked: {it}")));
+    published.notes.extend(notes);
     if published.is_empty() && consumers.is_empty() {
         let refusal = Refusal::not_found(format!("nobody knows event {id}"));
         let hint = "neither a row, a dead letter, a decision nor a consumer's record is left of it, \
@@ -53,10 +59,11 @@ pub(crate) async fn consumers(
     postgres: &PostgresTarget,
     table: &Table,
     id: Uuid,
+    notes: &mut Vec<String>,
 ) -> Result<BTreeMap<String, ConsumerStory>, inbox::Error> {
     let session = postgres.session("tailpost explain").await;
     let session = session.map_err(|error| inbox::Error::Connect(error.into()))?;
-    consumer_story::explain(&Connection::lent(session), table, id).await
+    consumer_story::explain(&Connection::lent(session), table, id, notes).await
 }
 
 /// Where a consumer met the event.

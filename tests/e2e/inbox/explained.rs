@@ -110,6 +110,12 @@ async fn attempts_that_failed_are_explained() {
     let (told, _) = explain(&env, good).await;
     let failed = &told["consumers"]["billing"]["failed_attempts"];
     assert_eq!(failed, &Value::Array(vec![]), "{told}");
+
+    // Without them the rest is explained all the same.
+    env.execute("DROP TABLE inbox_attempts").await;
+    let (told, text) = explain(&env, bad).await;
+    assert_eq!(told["consumers"]["billing"]["record"]["status"], "PROCESSED", "{told}");
+    assert!(text.contains("note          failed attempts cannot be read: "), "{text}");
 }
 
 /// Without an inbox, and without a broker.

@@ -19,8 +19,10 @@ use outbox::wire::{header, value_from_wire, value_to_wire};
 use outbox::{Column, Table};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use servers::describe;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tracing::warn;
 use uuid::Uuid;
 
 use super::{Action, Actor, AuditEntry, FailedAttempt, Filter, GROUPED_MAX, etag};
@@ -90,7 +92,7 @@ pub struct DeadLetter {
     pub stream_seq: i64,
     /// How often it was tried.
     pub attempts: i32,
-    /// `dead`, `max_attempts`, `crashes`, `unreadable` or `forgotten`.
+    /// `dead`, `max_attempts`, `expired`, `crashes`, `unreadable`, `forgotten`, `unrecordable` or `gone`.
     pub cause: String,
     /// What was said at the end.
     pub reason: String,
@@ -215,8 +217,11 @@ impl DeadLetters {
         let entries: Vec<Of<AuditEntry>> =
             select(&self.connection, "read the decisions", &sql, &[&ids]).await?;
         let sql = look_up_records::attempts(&self.schema);
-        let attempts: Vec<Of<FailedAttempt>> =
-            select(&self.connection, "read the attempts", &sql, &[&ids]).await?;
+        let attempts = select(&self.connection, "read the attempts", &sql, &[&ids]).await;
+        let attempts: Vec<Of<FailedAttempt>> = attempts.unwrap_or_else(|error| {
+            warn!(error = describe(&error), "failed attempts cannot be read");
+            Vec::new()
+        });
         let detail = |row: &Row| {
             let letter = DeadLetter::of(row);
             let state = if letter.requeued { "requeued" } else { "dead" };

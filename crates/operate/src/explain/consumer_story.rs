@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use outbox::Table;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use servers::describe;
 use uuid::Uuid;
 
 use crate::dead_letters::{AuditEntry, FailedAttempt};
@@ -75,7 +76,8 @@ pub struct Place {
 }
 
 /// What the consumers whose tables are beside the outbox `table` did with the event, by consumer; of
-/// those that have, or had, a worker.
+/// those that have, or had, a worker. Without the attempts that failed, if they cannot be read: a note
+/// says so.
 ///
 /// # Errors
 ///
@@ -84,6 +86,7 @@ pub async fn explain(
     connection: &Connection,
     table: &Table,
     event: Uuid,
+    notes: &mut Vec<String>,
 ) -> Result<BTreeMap<String, ConsumerStory>, Error> {
     let schema = table.quoted_schema();
     let mut stories: BTreeMap<String, ConsumerStory> = BTreeMap::new();
@@ -98,8 +101,11 @@ pub async fn explain(
         stories.entry(consumer).or_default().dead_letter = Some(what);
     }
     let attempts = look_up_records::attempts(&schema);
-    for Of { consumer, what } in select(connection, DOING, &attempts, &[&vec![event]]).await? {
-        stories.entry(consumer).or_default().failed_attempts.push(what);
+    match select(connection, DOING, &attempts, &[&vec![event]]).await {
+        Ok(attempts) => attempts.into_iter().for_each(|Of { consumer, what }| {
+            stories.entry(consumer).or_default().failed_attempts.push(what);
+        }),
+        Err(error) => notes.push(format!("failed attempts cannot be read: {}", describe(&error))),
     }
     let decisions = list_letters::list_decisions(&schema);
     for Of { consumer, what } in select(connection, DOING, &decisions, &[&vec![event]]).await? {

@@ -240,7 +240,7 @@ async fn mark_processed(
     if !consumer_story::consumers(&on, &state.table).await?.contains(&consumer) {
         return Err(super::consumer_routes::unknown(&consumer));
     }
-    let mut known = consumer_story::explain(&on, &state.table, event_id).await?;
+    let mut known = consumer_story::explain(&on, &state.table, event_id, &mut vec![]).await?;
     let before = known.remove(&consumer).unwrap_or_default();
     if request.dry_run {
         return json(&Marking { consumer, event_id, result: None, before });
