@@ -156,6 +156,9 @@ pub enum HttpError {
     },
 }
 
+/// What an operator does about a file of credentials.
+const FILE_HINT: &str = "mend the file, which is read again before the next attempt";
+
 impl HttpError {
     fn file(setting: &str, path: &Path, reason: impl Display) -> Self {
         let reason = format!("could not load {setting} from {}: {reason}", path.display());
@@ -210,8 +213,8 @@ impl HttpHandler {
     ///
     /// # Errors
     ///
-    /// [`HttpError::File`] if one of them cannot be used. While that is so later, no event is sent,
-    /// as in an outage.
+    /// [`HttpError::File`] if one of them cannot be used. While that is so later, no event is sent:
+    /// the handler is misconfigured.
     pub async fn check(&self) -> Result<(), HttpError> {
         self.keyring.current().await.map(|_| ())
     }
@@ -233,7 +236,10 @@ impl HttpHandler {
         let deadline = Instant::now() + limit;
         let current = match self.keyring.current().await {
             Ok(current) => current,
-            Err(error) => return (None, Verdict::outage(error)),
+            Err(error) => {
+                let reason = format!("{error}; {FILE_HINT}");
+                return (None, Verdict::Misconfigured { reason });
+            }
         };
         let form = (self.body, &self.cloudevents);
         let mut request = match request::request(&self.url, form, &current, &delivery) {

@@ -19,7 +19,7 @@ async fn a_service_gets_the_headers_that_are_configured_beside_those_of_the_even
     assert_eq!(seen.headers["tailpost-consumer"], "billing");
 }
 
-/// As in an outage, until the file is there again.
+/// It is no outage, which may end by itself, and the file is named.
 #[tokio::test]
 async fn without_its_file_no_event_is_sent() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -29,7 +29,8 @@ async fn without_its_file_no_event_is_sent() {
     let handler = with(Credentials { bearer_token_file, ..Credentials::default() }, &service);
     let refused = handler.check().await.expect_err("a missing file").to_string();
     let verdict = deliver(&handler).await;
-    assert_eq!(verdict, Verdict::Outage { reason: refused, after: None });
+    let reason = format!("{refused}; {FILE_HINT}");
+    assert_eq!(verdict, Verdict::Misconfigured { reason });
     assert!(service.seen().is_empty());
     std::fs::write(&token, "t0ken\n").expect("write");
     assert_eq!(kind(&deliver(&handler).await), Kind::Processed);
@@ -57,7 +58,7 @@ async fn a_request_is_signed_with_the_secrets_of_the_file_too() {
     }
     std::fs::write(&file, "hunter2").expect("write");
     let reason = loop {
-        if let Verdict::Outage { reason, .. } = deliver(&handler).await {
+        if let Verdict::Misconfigured { reason } = deliver(&handler).await {
             break reason;
         }
     };
