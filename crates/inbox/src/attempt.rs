@@ -7,8 +7,8 @@ use outbox::spans::{Span, SpanKind, SpanSink, SpanValue, publish_span_id};
 use outbox::wire::{self, SpanId, TraceContext, TraceParent, header};
 use uuid::Uuid;
 
-use crate::Verdict;
 use crate::config::Config;
+use crate::engine::{Decision, Trouble, TroubleKind};
 use crate::message::Message;
 
 /// An attempt that is under way. One that is dropped was undone: the worker lost its lease or its
@@ -20,7 +20,6 @@ pub(crate) struct Attempt(Option<Box<Open>>);
 struct Open {
     sink: SpanSink,
     span: Span,
-    is_last: bool,
 }
 
 impl Attempt {
@@ -41,8 +40,7 @@ impl Attempt {
             link: publisher(message),
             error: None,
         };
-        let is_last = number >= config.max_attempts;
-        Self(Some(Box::new(Open { sink: sink.clone(), span, is_last })))
+        Self(Some(Box::new(Open { sink: sink.clone(), span })))
     }
 
     /// Whether there is a span.
@@ -56,15 +54,17 @@ impl Attempt {
         Some(TraceParent { parent_id: span.id, ..span.context.parent })
     }
 
-    /// The handler has said what became of the event.
-    pub(crate) fn end(mut self, verdict: &Verdict) {
+    /// The handler has said what became of the event, and this is done about it.
+    pub(crate) fn end(mut self, decision: &Decision) {
         let Some(open) = self.0.take() else { return };
-        let (outcome, is_error) = match verdict {
-            Verdict::Processed { .. } => ("processed", false),
-            Verdict::Retry { .. } if !open.is_last => ("retry", true),
-            Verdict::Retry { .. } | Verdict::Dead { .. } => ("dead_letter", true),
-            Verdict::Outage { .. } => ("outage", true),
-            Verdict::Misconfigured { .. } => ("misconfigured", true),
+        let (outcome, is_error) = match decision {
+            Decision::Complete { .. } => ("processed", false),
+            Decision::Fail { .. } => ("retry", true),
+            Decision::Park { .. } | Decision::Expire(_) => ("dead_letter", true),
+            Decision::GiveBack(Trouble { kind: TroubleKind::Away, .. }) => ("outage", true),
+            Decision::GiveBack(Trouble { kind: TroubleKind::Misconfigured, .. }) => {
+                ("misconfigured", true)
+            }
         };
         open.end(outcome, is_error);
     }
@@ -111,4 +111,42 @@ fn publisher(message: &Message) -> Option<SpanId> {
     let replay = replay.and_then(|it| it.as_str().parse::<Uuid>().ok());
     let id = message.key.id;
     Some(publish_span_id(replay.map_or(id, |replay| wire::replayed_id(id, replay))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::simulation::message;
+    use crate::record::Cause;
+
+    #[test]
+    fn a_span_says_what_became_of_the_event() {
+        let spans = Arc::new(Mutex::new(Vec::new()));
+        let taken = Arc::clone(&spans);
+        let mut config = Config::new("billing".into());
+        config.spans =
+            Some(SpanSink::new(move |span| taken.lock().expect("not poisoned").push(span)));
+        let mut message = message(1, 1);
+        let event = Arc::get_mut(&mut message).expect("just made").event.as_mut().expect("one");
+        let traced =
+            r#"{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}"#;
+        event.headers = Some(traced.into());
+        let (reason, delay) = ("no".to_owned(), Duration::ZERO);
+        let trouble = |kind| Trouble { kind, reason: "no".into(), after: None };
+        for (decision, outcome) in [
+            (Decision::Complete { outcome: None }, "processed"),
+            (Decision::Fail { reason: reason.clone(), delay }, "retry"),
+            (Decision::Park { cause: Cause::Expired, reason }, "dead_letter"),
+            (Decision::Expire(trouble(TroubleKind::Away)), "dead_letter"),
+            (Decision::GiveBack(trouble(TroubleKind::Away)), "outage"),
+            (Decision::GiveBack(trouble(TroubleKind::Misconfigured)), "misconfigured"),
+        ] {
+            Attempt::begin(&config, &message, 1).end(&decision);
+            let span = spans.lock().expect("not poisoned").pop().expect("a span");
+            assert_eq!(span.attributes.last(), Some(&("tailpost.outcome", outcome.into())));
+        }
+    }
 }

@@ -79,8 +79,9 @@ impl<H: LeasedHandler> UnderLeases<H> {
             let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
             let began = Instant::now();
             let verdict = verdict_of(self.handler.handle(delivery)).await;
-            attempt.end(&verdict);
-            Some((context.decide(verdict, claimed.tried()), began.elapsed()))
+            let decision = context.decide(verdict, claimed.tried());
+            attempt.end(&decision);
+            Some((decision, began.elapsed()))
         };
         let ended = tokio::select! {
             biased;

@@ -123,14 +123,15 @@ impl<H: TransactionalHandler> InTransactions<H> {
             let (delivery, attempt) = context.delivery(&item.message, 1);
             let handling = verdict_of(self.handler.handle(delivery, &transaction));
             let verdict = attended(&context.pool, pid, &transaction, handling).await?;
-            if let Verdict::Processed { outcome } = verdict {
+            let decision = context.decide(verdict, (1, Duration::ZERO));
+            if let Decision::Complete { outcome } = decision {
                 notes.extend(outcome.map(|note| (item.message.key, note)));
                 attempts.extend(attempt.is_recorded().then_some(attempt));
                 continue;
             }
-            attempt.end(&verdict);
+            attempt.end(&decision);
             answered(HANDLING, transaction.rollback()).await?;
-            return Ok(match context.decide(verdict, (1, Duration::ZERO)) {
+            return Ok(match decision {
                 Decision::GiveBack(trouble) => Shared::Trouble(item.id(), trouble),
                 Decision::Complete { .. }
                 | Decision::Fail { .. }
@@ -146,7 +147,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
             answered(HANDLING, sql.note(&transaction, &notes)).await?;
         }
         answered(HANDLING, transaction.commit()).await?;
-        attempts.into_iter().for_each(|it| it.end(&Verdict::processed()));
+        let processed = Decision::Complete { outcome: None };
+        attempts.into_iter().for_each(|it| it.end(&processed));
         Ok(Shared::Done)
     }
 
@@ -200,11 +202,12 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 return Err(Error::LeaseLost);
             }
         };
-        let verdict = match handled {
-            Ok(Verdict::Processed { .. }) => return Ok(Report::processed(item)),
-            Ok(verdict) => verdict,
+        let decision = match handled {
+            Ok(Decision::Complete { .. }) => return Ok(Report::processed(item)),
+            Ok(decision) => decision,
             Err(error) if matches!(&error, Error::Sql { source, .. } if is_refused(source)) => {
-                Verdict::retry(format!("the transaction failed: {}", error.without_data()))
+                let reason = format!("the transaction failed: {}", error.without_data());
+                context.decide(Verdict::retry(reason), claimed.tried())
             }
             Err(error) => {
                 trouble(context, &error);
@@ -213,46 +216,46 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 return Ok(Report::undone(item, Path::Careful));
             }
         };
-        let verdict = (verdict, Some(began.elapsed()));
-        let writing = context.write_failure(store, item, &claimed, verdict);
-        let written = answered(HANDLING, writing).await;
+        let ending = [(item, claimed.claim, Some((&decision, Some(began.elapsed()))))];
+        let written = answered(HANDLING, context.end(store, &ending)).await;
         if written.is_err() {
             drop(lease);
             context.release(item, claimed.claim).await;
         }
-        written
+        written.map(|mut reports| reports.remove(0))
     }
 
-    /// Handles an event in a transaction of its own, which is committed if, and only if, the verdict
-    /// is `Processed`.
+    /// Handles an event in a transaction of its own, which is committed if, and only if, the decision
+    /// is `Complete`.
     async fn handle(
         &self,
         context: &Context,
         store: &mut Store,
         item: &Item,
         claimed: &Claimed,
-    ) -> Result<Verdict, Error> {
+    ) -> Result<Decision, Error> {
         let Claimed { claim, attempts, .. } = *claimed;
         let pid = store.pid();
         let (sql, transaction) = answered(HANDLING, store.begin()).await?;
         let (delivery, attempt) = context.delivery(&item.message, attempts);
         let handling = verdict_of(self.handler.handle(delivery, &transaction));
         let verdict = attended(&context.pool, pid, &transaction, handling).await?;
-        let Verdict::Processed { outcome } = &verdict else {
-            attempt.end(&verdict);
+        let decision = context.decide(verdict, claimed.tried());
+        let Decision::Complete { outcome } = &decision else {
+            attempt.end(&decision);
             answered(HANDLING, transaction.rollback()).await?;
-            return Ok(verdict);
+            return Ok(decision);
         };
         let ends = [(claim, End::Processed { outcome: outcome.as_deref() })];
         let completing = sql.end(&transaction, &ends);
         if answered(HANDLING, completing).await?.is_empty() {
             context.tally.lost();
             answered(HANDLING, transaction.rollback()).await?;
-            return Ok(Verdict::retry("the lease was lost"));
+            return Ok(context.decide(Verdict::retry("the lease was lost"), claimed.tried()));
         }
         answered(HANDLING, transaction.commit()).await?;
-        attempt.end(&verdict);
-        Ok(verdict)
+        attempt.end(&decision);
+        Ok(decision)
     }
 }
 

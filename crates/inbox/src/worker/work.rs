@@ -211,9 +211,10 @@ impl Context {
                 }
                 (Ok((attempts, age)), Some(reason)) => {
                     let claimed = Claimed { claim, since, attempts, age };
-                    let verdict = Verdict::retry(reason);
+                    let decision = self.decide(Verdict::retry(reason), claimed.tried());
                     // The attempt itself was noted when it failed.
-                    done.push(self.write_failure(store, &item, &claimed, (verdict, None)).await?);
+                    let ending = [(&item, claim, Some((&decision, None)))];
+                    done.extend(self.end(store, &ending).await?);
                 }
             }
         }
@@ -345,20 +346,6 @@ impl Context {
         let Config { max_attempts, ref pauses, give_up_after, .. } = *self.config;
         let patience = Patience { max_attempts, pauses, give_up_after };
         decide(verdict, tried, patience, rand::random())
-    }
-
-    /// Writes down a verdict that is not `Processed`, and how long the handler took, if it was asked.
-    pub(crate) async fn write_failure(
-        &self,
-        store: &Store,
-        item: &Item,
-        claimed: &Claimed,
-        (verdict, took): (Verdict, Option<Duration>),
-    ) -> Result<Report, Error> {
-        let decision = self.decide(verdict, claimed.tried());
-        let mut reports =
-            self.end(store, &[(item, claimed.claim, Some((&decision, took)))]).await?;
-        Ok(reports.remove(0))
     }
 
     /// Ends claims by one statement, and dead letters by one each. A claim without a decision is given
