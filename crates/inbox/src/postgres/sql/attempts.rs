@@ -30,12 +30,31 @@ pub(super) fn note(schema: &str) -> String {
     )
 }
 
-/// Of which no record is left, and which are of events before `$1`.
-pub(crate) fn of_no_record(schema: &str) -> String {
+/// Events that one statement looks at.
+const PAGE: usize = 1_000;
+
+/// Looks at the next events before `$1` that attempts are kept of, behind the event at `$2` (at first,
+/// `NULL`) with the id `$3` of the consumer `$4`. Deletes the attempts at those of which no record is
+/// left, and returns the last of the events, deleted or not.
+pub(crate) fn forget_page(schema: &str) -> String {
     format!(
-        "i.event_time < $1 AND NOT EXISTS (
-             SELECT FROM {schema}.inbox_messages AS m
-             WHERE m.consumer = i.consumer AND m.message_id = i.message_id
-                 AND m.event_time = i.event_time)"
+        "WITH page AS MATERIALIZED (
+             SELECT DISTINCT event_time, message_id, consumer FROM {schema}.inbox_attempts
+             WHERE event_time < $1
+                 AND (event_time, message_id, consumer)
+                     > (coalesce($2::timestamptz, '-infinity'), $3, $4)
+             ORDER BY event_time, message_id, consumer LIMIT {PAGE}
+         ), gone AS (
+             DELETE FROM {schema}.inbox_attempts WHERE id = ANY (ARRAY(
+                 SELECT a.id FROM page JOIN {schema}.inbox_attempts AS a
+                     USING (event_time, message_id, consumer)
+                 WHERE NOT EXISTS (
+                     SELECT FROM {schema}.inbox_messages AS m
+                     WHERE m.consumer = page.consumer AND m.message_id = page.message_id
+                         AND m.event_time = page.event_time)
+                 FOR UPDATE OF a SKIP LOCKED))
+         )
+         SELECT event_time, message_id, consumer FROM page
+         ORDER BY event_time DESC, message_id DESC, consumer DESC LIMIT 1"
     )
 }

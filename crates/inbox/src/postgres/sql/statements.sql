@@ -394,6 +394,26 @@ DELETE FROM public.inbox_dead_letter d USING public.inbox_messages m
      WHERE d.consumer = $1 AND m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time AND m.status IN ('PROCESSED', 'REJECTED');
 
+-- forget attempts
+WITH page AS MATERIALIZED (
+    SELECT DISTINCT event_time, message_id, consumer FROM public.inbox_attempts
+    WHERE event_time < $1
+        AND (event_time, message_id, consumer)
+            > (coalesce($2::timestamptz, '-infinity'), $3, $4)
+    ORDER BY event_time, message_id, consumer LIMIT 1000
+), gone AS (
+    DELETE FROM public.inbox_attempts WHERE id = ANY (ARRAY(
+        SELECT a.id FROM page JOIN public.inbox_attempts AS a
+            USING (event_time, message_id, consumer)
+        WHERE NOT EXISTS (
+            SELECT FROM public.inbox_messages AS m
+            WHERE m.consumer = page.consumer AND m.message_id = page.message_id
+                AND m.event_time = page.event_time)
+        FOR UPDATE OF a SKIP LOCKED))
+)
+SELECT event_time, message_id, consumer FROM page
+ORDER BY event_time DESC, message_id DESC, consumer DESC LIMIT 1;
+
 -- find what is wanted
 SELECT consumer, paused_at, paused_by, reason, breaker_closings
 FROM public.inbox_controls WHERE consumer = $1;

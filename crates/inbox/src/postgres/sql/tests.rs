@@ -31,6 +31,7 @@ fn statements_are_written_down() {
         ("find a letter", requeued::find_letter(schema)),
         ("find events that nobody has", requeued::find_orphans(schema)),
         ("sweep letters", requeued::sweep_letters(schema)),
+        ("forget attempts", attempts::forget_page(schema)),
         ("find what is wanted", control::find_control(schema)),
         ("find a rewind", rewind_records::find_mine(schema)),
         ("request a rewind", rewind_records::request(schema)),

@@ -10,13 +10,14 @@ use tokio::time::sleep;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{Json, ToSql};
+use uuid::Uuid;
 
 use super::{LOOKING, Partition, Partitions, Width};
 use crate::Error;
 use crate::connection::Connection;
 use crate::postgres::attended::answered_within;
 use crate::postgres::sql::as_json;
-use crate::postgres::sql::attempts::of_no_record;
+use crate::postgres::sql::attempts;
 
 /// Held while old rows are deleted: one process does it.
 const ADVISORY_LOCK: i64 = 0x696E_626F_785F_6F6C; // "inbox_ol"
@@ -116,9 +117,7 @@ pub async fn look_after(
         }
         // The last: nothing waits for them.
         if let Some(before) = before {
-            let schema = quote(schema);
-            let (table, old) = (format!("{schema}.inbox_attempts"), of_no_record(&schema));
-            forget_rows(client, (&table, &old, "event_time"), &before, false).await?;
+            forget_attempts(client, &quote(schema), before).await?;
         }
         Ok(done)
     };
@@ -282,6 +281,22 @@ async fn forget_rows(
     }
 }
 
+/// Attempts at events before `before` of which no record is left, from the oldest to the newest. Each
+/// statement goes on behind what the one before has read, whether that had to stay or not.
+async fn forget_attempts(client: &Client, schema: &str, before: Timestamp) -> Result<(), Error> {
+    let sql = attempts::forget_page(schema);
+    let mut behind = (None::<Timestamp>, Uuid::nil(), String::new());
+    loop {
+        let began = Instant::now();
+        let (time, id, consumer) = &behind;
+        let page: [&(dyn ToSql + Sync); 4] = [&before, time, id, consumer];
+        let last = answered("delete old attempts", client.query_opt(&sql, &page)).await?;
+        let Some(last) = last else { return Ok(()) };
+        behind = (Some(last.get(0)), last.get(1), last.get(2));
+        pause_after(began.elapsed()).await;
+    }
+}
+
 impl Partitions {
     /// The beginning of the first day that is kept. Never so late that something unfinished is
     /// older.
@@ -423,4 +438,32 @@ fn needed(schema: &str, partition: &str) -> String {
              ON m.consumer = d.consumer AND m.message_id = d.message_id
                  AND m.event_time = d.event_time)"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::{Postgres, PostgresOptions};
+
+    use super::*;
+
+    /// More than one statement looks at, and most of it stays.
+    #[tokio::test]
+    async fn attempts_go_with_their_records_page_by_page() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let events = "INSERT INTO inbox_attempts (consumer, message_id, event_time, attempt, took_ms,
+                reason)
+            SELECT 'c', gen_random_uuid(), date_trunc('day', now()) + n % 1000 * interval '1 s', 1, 1,
+                'no'
+            FROM generate_series(1, 5000) AS n;
+            INSERT INTO inbox_messages (consumer, message_id, event_time, subject, status)
+            SELECT consumer, message_id, event_time, 's', 'DEAD' FROM inbox_attempts WHERE id % 5 > 0";
+        client.batch_execute(events).await.expect("write attempts");
+        let horizon = Timestamp::now() + Duration::from_hours(48);
+        forget_attempts(&client, "public", horizon).await.expect("forget them");
+        let left = "SELECT count(*) FROM inbox_attempts";
+        let left: i64 = client.query_one(left, &[]).await.expect("count").get(0);
+        assert_eq!(left, 4_000);
+    }
 }
