@@ -42,3 +42,8 @@ pub(crate) fn asks_again(error: &tokio_postgres::Error) -> bool {
         .code()
         .is_some_and(|it| it.code().starts_with("40") || *it == SqlState::LOCK_NOT_AVAILABLE)
 }
+
+/// Whether the server ended the statement, such as after `statement_timeout`.
+pub(crate) fn takes_too_long(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::QUERY_CANCELED)
+}

@@ -14,9 +14,8 @@
 //! takes what is new, what failed and is due, and what was left behind by a worker that gives no
 //! sign of life, unless three starts have no end: then the handler kills the process.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio_postgres::types::{ToSql, Type};
@@ -29,7 +28,7 @@ use crate::connection::Connection;
 use crate::message::Message;
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::{FREE, UNRESOLVED, claim, complete, hold_role, park, renew};
-use crate::postgres::sqlstate::{asks_again, is_refused};
+use crate::postgres::sqlstate::{asks_again, is_refused, takes_too_long};
 use crate::record::{Cause, Claim, ClaimReply, End, Failed, Key};
 
 #[cfg(test)]
@@ -39,6 +38,9 @@ type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
 /// Reasons are for operators; more than this helps nobody.
 const REASON_BYTES_MAX: usize = 8 * 1024;
+
+/// How long a connection notes no failed attempts after a note was refused.
+const NOTE_AGAIN: Duration = Duration::from_secs(10);
 
 /// A connection, and its statements, ready to run.
 pub(crate) struct Store {
@@ -65,22 +67,21 @@ pub(crate) struct Statements {
     park_crashed: Statement,
     park_forgotten: Statement,
     park_anyhow: Statement,
-    /// Whether the latest attempt that failed could not be noted.
-    is_unnoted: Arc<AtomicBool>,
+    /// When a note of failed attempts was refused last, unless one was written since.
+    note_refused: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Store {
     pub(crate) async fn new(connection: Connection, scope: Scope) -> Result<Self> {
         let client = &connection.client;
         client.batch_execute(MAKE_DURABLE).await?;
-        // A duplicate that another worker has at work is not waited for. Sessions are kept for long.
-        client.batch_execute("SET lock_timeout = '5s'; SET idle_session_timeout = 0").await?;
+        // Sessions are kept for long.
+        client.batch_execute("SET idle_session_timeout = 0").await?;
         if !scope.lent {
-            // Nothing of ours keeps a record locked for longer than it takes to commit. And planning
-            // anew each time takes longer than what is planned: keys, always.
-            let sql = "SET lock_timeout = '1s'; SET plan_cache_mode = force_generic_plan";
-            client.batch_execute(sql).await?;
+            // Planning anew each time takes longer than what is planned: keys, always.
+            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
         }
+        client.batch_execute(wait_for_locks(scope.lent)).await?;
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
         let about = "SELECT pg_backend_pid(), current_setting('server_encoding') = 'UTF8'";
         let about = client.query_one(about, &[]).await?;
@@ -91,6 +92,14 @@ impl Store {
 
     pub(crate) fn client(&self) -> &Client {
         &self.connection.client
+    }
+
+    /// Of a group in which some records are locked, each is waited for briefly: all have been already.
+    pub(crate) async fn wait_briefly(&self, is_group: bool) -> std::result::Result<(), Error> {
+        let usual = wait_for_locks(self.sql.scope.lent);
+        let sql = if is_group { "SET lock_timeout = '50ms'" } else { usual };
+        let set = self.client().batch_execute(sql).await;
+        set.map_err(Error::sql("set how long locks are waited for"))
     }
 
     /// The server's process behind the connection.
@@ -130,7 +139,7 @@ impl Statements {
             park_crashed: prepare(park::park_crashed(schema, free)).await?,
             park_forgotten: prepare(park::park_forgotten(schema)).await?,
             park_anyhow: prepare(park::park_anyhow(schema, free)).await?,
-            is_unnoted: Arc::default(),
+            note_refused: Arc::default(),
             scope,
             takes_any_text,
         })
@@ -180,17 +189,18 @@ impl Statements {
         Ok(rows.iter().map(claim_of).collect())
     }
 
-    /// Extends leases. Returns those that are still ours.
+    /// Extends leases. Returns those that are still ours, and whether they were extended: not those of
+    /// records that somebody has locked.
     pub(crate) async fn renew(
         &self,
         on: &impl GenericClient,
         claims: &[Claim],
-    ) -> Result<Vec<Uuid>> {
+    ) -> Result<Vec<(Uuid, bool)>> {
         let (ids, times, tokens) = tokens_of(claims.iter());
         let lease = self.scope.lease.as_secs_f64();
         let consumer = &self.scope.consumer;
         let rows = on.query(&self.renew, &[consumer, &ids, &times, &tokens, &lease]).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Ends claims, each in its way, and notes the attempts that failed, which needs no transaction to be
@@ -229,7 +239,8 @@ impl Statements {
     }
 
     /// Runs the statement that ends claims and notes failed attempts, if there are any. What cannot be
-    /// noted keeps no event from its end: then the other statement does the same without the notes.
+    /// noted keeps no event from its end: then, and for a while, the other statement does the same
+    /// without the notes.
     async fn run(
         &self,
         on: &impl GenericClient,
@@ -238,16 +249,24 @@ impl Statements {
         more: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>> {
         // What has its effect costs nothing more.
-        let Some(noting) = noting else { return on.query(plain, parameters).await };
+        let note_refused = || self.note_refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_refused_now = note_refused().is_some_and(|it| it.elapsed() < NOTE_AGAIN);
+        let Some(noting) = noting.filter(|_| !is_refused_now) else {
+            return on.query(plain, parameters).await;
+        };
         let refusal = match on.query(noting, &[parameters, more].concat()).await {
-            Err(error) if is_refused(&error) || asks_again(&error) => error,
+            Err(error) if is_refused(&error) || asks_again(&error) || takes_too_long(&error) => {
+                error
+            }
             noted => {
-                self.is_unnoted.fetch_and(noted.is_err(), Ordering::Relaxed);
+                if noted.is_ok() {
+                    *note_refused() = None;
+                }
                 return noted;
             }
         };
         let rows = on.query(plain, parameters).await?;
-        if !self.is_unnoted.swap(true, Ordering::Relaxed) {
+        if note_refused().replace(Instant::now()).is_none() {
             warn!(
                 consumer = self.scope.consumer,
                 error = Error::sql("note failed attempts")(refusal).without_data(),
@@ -332,6 +351,12 @@ impl Statements {
 /// default: the message is acknowledged, or a decision reported, once it is.
 pub const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+
+/// A duplicate that another worker has at work is not waited for. On a connection of ours nothing keeps a
+/// record locked for longer than it takes to commit.
+fn wait_for_locks(is_lent: bool) -> &'static str {
+    if is_lent { "SET lock_timeout = '5s'" } else { "SET lock_timeout = '1s'" }
+}
 
 type Columns<'a> = (Vec<Uuid>, Vec<Timestamp>, Vec<&'a str>, Vec<i64>);
 

@@ -1,7 +1,7 @@
 //! Leases on events, which are renewed for as long as their handlers run: when is decided in
 //! `engine/role_lease.rs`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -68,20 +68,24 @@ impl Leases {
         claims
     }
 
-    /// Those of `asked`, after `since`, that were not renewed are lost.
-    pub(crate) fn renewed(&self, asked: &[Claim], still_ours: &[Uuid], since: Instant) {
-        let still_ours: HashSet<&Uuid> = still_ours.iter().collect();
+    /// Those of `asked`, after `since`, that are not among those that are still ours are lost. Of the
+    /// others it is said whether they were extended.
+    pub(crate) fn renewed(&self, asked: &[Claim], still_ours: &[(Uuid, bool)], since: Instant) {
+        let still_ours: HashMap<Uuid, bool> = still_ours.iter().copied().collect();
         let mut claims = self.lock();
         for asked in asked {
             let Some(entry) = claims.get_mut(&asked.key.id).filter(|it| it.claim == *asked) else {
                 continue;
             };
-            if still_ours.contains(&asked.key.id) {
-                entry.until = since + self.lease;
-                self.tally.renewed(1);
-            } else {
+            match still_ours.get(&asked.key.id) {
+                Some(true) => {
+                    entry.until = since + self.lease;
+                    self.tally.renewed(1);
+                }
+                // Somebody has its record locked.
+                Some(false) => {}
                 // Completed or failed meanwhile, mostly; then nobody listens any more.
-                entry.over = Some(Over::Lost);
+                None => entry.over = Some(Over::Lost),
             }
         }
         drop(claims);

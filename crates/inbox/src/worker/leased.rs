@@ -135,6 +135,7 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
 /// being claimed.
 async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<Begun, Error> {
     let (mut ours, mut done) = (Vec::new(), Vec::new());
+    store.wait_briefly(true).await?;
     for item in items {
         match context.claim(store, vec![item.clone()]).await {
             Ok((claimed, reports)) => {
@@ -148,6 +149,7 @@ async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<
             Err(error) => return Err(error),
         }
     }
+    store.wait_briefly(false).await?;
     Ok((ours, done))
 }
 
@@ -209,6 +211,7 @@ async fn write_each(
     store: &Store,
     batch: &mut Vec<Ended>,
 ) -> Result<Vec<Report>, Error> {
+    store.wait_briefly(true).await?;
     for at in (0..batch.len()).rev() {
         let report = match context.end(store, &endings(&batch[at..=at])).await {
             Ok(mut reports) => reports.remove(0),
@@ -222,6 +225,7 @@ async fn write_each(
         batch[at].report(report).await;
         batch.remove(at);
     }
+    store.wait_briefly(false).await?;
     Ok(Vec::new())
 }
 

@@ -168,10 +168,20 @@ LEFT JOIN LATERAL ( -- looked up only where it was not claimed
 ORDER BY place;
 
 -- extend leases
-UPDATE public.inbox_messages AS m
-     SET expires_at = clock_timestamp() + make_interval(secs => $5)
-     FROM unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
-AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
+WITH ours AS MATERIALIZED (
+         SELECT m.message_id, m.event_time FROM public.inbox_messages AS m, unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
+     ), free AS MATERIALIZED (
+         SELECT m.message_id, m.event_time FROM public.inbox_messages AS m, unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
+         FOR NO KEY UPDATE OF m SKIP LOCKED
+     ), extended AS (
+         UPDATE public.inbox_messages AS m SET expires_at = clock_timestamp() + make_interval(secs => $5)
+         FROM free WHERE m.consumer = $1 AND m.message_id = free.message_id
+             AND m.event_time = free.event_time
+         RETURNING m.message_id
+     )
+     SELECT message_id, message_id IN (SELECT message_id FROM extended) FROM ours;
 
 -- end claims
 UPDATE public.inbox_messages AS m

@@ -3,7 +3,7 @@
 //! `REPLAY_SEED=n` repeats one run.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use super::Store;
+use super::{NOTE_AGAIN, Store};
 use crate::connection::Connection;
 use crate::message::{Message, Origin};
 use crate::postgres::scope::Scope;
@@ -448,4 +448,53 @@ async fn the_newest_failed_attempts_of_an_event_are_kept() {
     assert!(sql.park(on, &is_away, last, Cause::Expired, "503 gone").await.unwrap());
     let kept = kept(&is_away).await;
     assert_eq!((kept.len(), kept[19].as_str()), (20, "1 503 3600000 503 gone w"));
+}
+
+/// For a while the statement that would be refused is not even sent; then notes are written again.
+#[tokio::test]
+async fn a_note_that_was_refused_is_tried_again_later() {
+    let postgres = server(true).await;
+    let worker = worker(&postgres, false).await;
+    let (on, sql) = (worker.client(), worker.sql());
+    let fails = message(1);
+    let fail = async || {
+        let token = Uuid::new_v4();
+        sql.claim(on, (Uuid::nil(), token), &[&fails]).await.unwrap();
+        let end = End::Failed { reason: "500", delay: Duration::ZERO, took: Some(LONG) };
+        let claim = Claim { key: fails.key, token };
+        assert_eq!(sql.end(on, &[(claim, end)]).await.unwrap(), [fails.key.id]);
+        let noted = on.query_one("SELECT count(*) FROM inbox_attempts", &[]).await.unwrap();
+        noted.get::<_, i64>(0)
+    };
+    // As where `statement_timeout` is over.
+    let refuse = "CREATE FUNCTION refuse() RETURNS TRIGGER LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'too long' USING ERRCODE = 'query_canceled'; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON inbox_attempts EXECUTE FUNCTION refuse()";
+    on.batch_execute(refuse).await.unwrap();
+    assert_eq!(fail().await, 0);
+    on.batch_execute("DROP TRIGGER refuse ON inbox_attempts").await.unwrap();
+    *sql.note_refused.lock().unwrap() = Some(Instant::now() + LONG);
+    assert_eq!(fail().await, 0, "it is not tried");
+    *sql.note_refused.lock().unwrap() = Instant::now().checked_sub(NOTE_AGAIN);
+    assert_eq!(fail().await, 1);
+    assert!(sql.note_refused.lock().unwrap().is_none());
+}
+
+/// One that somebody has locked is not lost, and the others are extended.
+#[tokio::test]
+async fn of_a_group_of_leases_one_that_is_locked_keeps_no_other() {
+    let postgres = server(true).await;
+    let worker = worker(&postgres, false).await;
+    let (on, sql) = (worker.client(), worker.sql());
+    let (messages, token) = ([1, 2, 3].map(message), Uuid::new_v4());
+    let [first, second, third] = messages.each_ref().map(|it| Claim { key: it.key, token });
+    sql.claim(on, (Uuid::nil(), token), &messages.each_ref()).await.unwrap();
+    sql.end(on, &[(third, End::Processed { outcome: None })]).await.unwrap();
+    let mut other = postgres.client("postgres").await.unwrap();
+    let locking = other.transaction().await.unwrap();
+    let lock = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
+    locking.execute(lock, &[&first.key.id]).await.unwrap();
+    let extended = sql.renew(on, &[first, second, third]).await.unwrap();
+    let extended: HashMap<Uuid, bool> = extended.into_iter().collect();
+    assert_eq!(extended, HashMap::from([(first.key.id, false), (second.key.id, true)]));
 }
