@@ -333,3 +333,18 @@ async fn a_slot_is_made_although_all_that_it_waited_for_was_rolled_back() {
     let stored = env.stored_ids().await;
     assert_eq!((stored.len(), &stored[..3]), (4, &old[..]));
 }
+
+/// The type of a column does not change while `outbox_emit` is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_up_makes_outbox_emit_again_for_a_payload_of_another_type() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.execute("DROP FUNCTION outbox_emit; ALTER TABLE outbox_events ALTER payload TYPE text")
+        .await;
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(told.contains("function outbox_emit"), "{told}");
+    env.execute("SELECT outbox_emit('order', 'o-1', 'OrderPlaced', '{\"n\": 1}')").await;
+    assert_eq!(env.query::<String>("SELECT payload FROM outbox_events").await, r#"{"n": 1}"#);
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(!told.contains("function outbox_emit"), "{told}");
+}

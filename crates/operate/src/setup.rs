@@ -120,10 +120,7 @@ pub async fn setup(config: &Config, storage: Storage) -> Result<SetupReport, Err
     store.check_former().await?;
     let mut steps = Box::pin(tables(config, &store, storage)).await?;
     check_policies(config, &store).await?;
-    if store.fit_dead_letters().await? {
-        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
-        steps.push(SetupStep { what, created: true });
-    }
+    steps.extend(fit_types(config, &store).await?);
     let mut shards = Vec::new();
     for shard in config.each_shard() {
         let store = Store::patient(&shard, "tailpost setup").await?;
@@ -240,6 +237,34 @@ async fn tables(
     }
     steps.extend(Box::pin(indexes(config, store)).await?);
     Ok(steps)
+}
+
+/// What depends on the types of the outbox's columns, where they were changed.
+async fn fit_types(config: &Config, store: &Store) -> Result<Vec<SetupStep>, Error> {
+    let mut steps = Vec::new();
+    if store.fit_dead_letters().await? {
+        let what = "column payload in outbox_dead_letter, of the outbox's type".into();
+        steps.push(SetupStep { what, created: true });
+    }
+    if ensure_emit(config, store).await? {
+        steps.push(SetupStep { what: "function outbox_emit".into(), created: true });
+    }
+    Ok(steps)
+}
+
+/// Makes `outbox_emit` again, which has to be dropped before the type of a column changes.
+async fn ensure_emit(config: &Config, store: &Store) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pg_proc
+        WHERE proname = 'outbox_emit' AND pronamespace = to_regnamespace($1))";
+    let schema = config.table.quoted_schema();
+    let is_there = async || -> Result<bool, Error> {
+        Ok(store.query_one("look for outbox_emit", sql, &[&schema]).await?.get(0))
+    };
+    if is_there().await? {
+        return Ok(false);
+    }
+    store.batch_execute("make outbox_emit", &migrations::render_emit(&config.table)).await?;
+    is_there().await
 }
 
 /// The indexes that `relay.mark` needs, where the table was made for another word.

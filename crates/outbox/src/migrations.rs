@@ -220,6 +220,14 @@ pub fn render_partitioned(table: &Table) -> String {
     fill_in(&part.flat_map(|(_, line)| [line, "\n"]).collect::<String>(), table)
 }
 
+/// The statement that makes `outbox_emit`, if the event's columns have the documented names and types.
+#[must_use]
+pub fn render_emit(table: &Table) -> String {
+    let text = MIGRATIONS[0].sql.split_once("DO $emit$").and_then(|it| it.1.split_once("$emit$;"));
+    let (block, _) = text.expect("the first migration has it");
+    fill_in(&format!("DO $emit${block}$emit$"), table)
+}
+
 /// The migrations that are not recorded yet, or are to be applied again, after checking the record.
 async fn pending(
     client: &impl GenericClient,
