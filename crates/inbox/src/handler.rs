@@ -51,7 +51,8 @@ pub enum Verdict {
     },
     /// It may work later. After the last attempt the event becomes a dead letter.
     Retry {
-        /// What went wrong. Kept in the database: no payloads, no secrets.
+        /// What went wrong. Kept in the database: no payloads, no secrets. If it begins with three
+        /// digits and a space, these are kept as the attempt's `code`.
         reason: String,
         /// When to try again; by the backoff if `None`.
         after: Option<Duration>,

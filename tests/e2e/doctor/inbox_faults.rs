@@ -18,7 +18,7 @@ const FAULTS: &[Fault] = &[
     Fault::new(
         "inbox-tables",
         "error",
-        &[Sql(&["ALTER TABLE inbox_roles DROP COLUMN handled_to"])],
+        &[Sql(&["ALTER TABLE inbox_messages DROP COLUMN tried_since"])],
         &["tailpost inbox setup"],
     ),
     Fault::new(

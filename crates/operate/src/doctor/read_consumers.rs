@@ -33,6 +33,16 @@ const TABLES: &[&str] = &[
     "inbox_attempts",
 ];
 
+/// Columns that came with later versions, or that a worker cannot begin without.
+const COLUMNS: &[&str] = &[
+    "inbox_roles.handled_to",
+    "inbox_roles.partition",
+    "inbox_messages.tried_since",
+    "inbox_attempts.took_ms",
+    "inbox_attempts.code",
+    "inbox_attempts.worker",
+];
+
 /// Where to look. A server that cannot be reached is a reason.
 pub struct Inspected<'a> {
     /// A connection to the database of the inbox.
@@ -96,14 +106,15 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
                            AS privilege
                        WHERE NOT has_table_privilege(c.oid, privilege)) END,
                    current_user::text,
-                   ARRAY(SELECT it FROM unnest(ARRAY['handled_to', 'partition']) AS it
-                       WHERE name = 'inbox_roles' AND NOT EXISTS (SELECT FROM pg_attribute
-                           WHERE attrelid = c.oid AND attname = it))
+                   ARRAY(SELECT it FROM unnest($3::text[]) AS it
+                       WHERE name = split_part(it, '.', 1) AND NOT EXISTS (
+                           SELECT FROM pg_attribute
+                           WHERE attrelid = c.oid AND attname = split_part(it, '.', 2)))
                FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
                LEFT JOIN pg_namespace ON nspname = $1
                LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
                ORDER BY place";
-    let rows = client.query(sql, &[&schema, &TABLES]).await.map_err(Error::sql(doing))?;
+    let rows = client.query(sql, &[&schema, &TABLES, &COLUMNS]).await.map_err(Error::sql(doing))?;
     let mut facts = TableFacts {
         missing: Vec::new(),
         lacks: Vec::new(),
@@ -116,7 +127,7 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
         if is_missing {
             facts.missing.push(row.get(0));
         } else if !columns.is_empty() {
-            facts.missing.extend(columns.iter().map(|it| format!("inbox_roles.{it}")));
+            facts.missing.extend(columns);
         } else if !lacks.is_empty() {
             facts.lacks.push((quoted, lacks));
         }
