@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 5663),
     ("inbox", 10560),
     ("lab", 6534),
-    ("operate", 13671),
+    ("operate", 13680),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18085),

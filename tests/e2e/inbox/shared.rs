@@ -223,6 +223,12 @@ async fn operators_have_one_consumer_whoever_handles_it() {
          VALUES ('billing', gen_random_uuid(), 'of a fifth partition, once', '-infinity', 4)",
     )
     .await;
+    env.execute(
+        "INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again, requested_by,
+             begun_at, reset_seq, removed_to, partition)
+         VALUES ('billing', 'OUTBOX', 1, 2, false, 'ada', now(), 1, 0, 4)",
+    )
+    .await;
     let rewind = ["inbox", "rewind", "--consumer", "billing", "--to-sequence", "1", "--again"];
     let who = ["--execute", "--by", "ada", "--why", "a test", "--json"];
     let (told, _) = env.ends_with(0, &[&rewind[..], &who].concat()).await;

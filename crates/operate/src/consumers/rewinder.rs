@@ -320,14 +320,17 @@ impl Rewinder {
         Ok(None)
     }
 
+    fn partitions(&self) -> i32 {
+        self.config.partitions.map_or(1, |it| it.get().cast_signed())
+    }
+
     async fn has_worker(&self) -> Result<bool, Error> {
         let sql = format!(
             "SELECT bool_or(expires_at > clock_timestamp()) FROM {}.inbox_roles
              WHERE consumer = $1 AND partition < $2 HAVING count(*) > 0",
             self.schema
         );
-        let partitions = self.config.partitions.map_or(1, |it| it.get().cast_signed());
-        let parameters: [&(dyn ToSql + Sync); 2] = [&self.config.consumer, &partitions];
+        let parameters: [&(dyn ToSql + Sync); 2] = [&self.config.consumer, &self.partitions()];
         let rows = query(&self.connection, DOING, &sql, &parameters).await?;
         rows.first().map(|row| row.get(0)).ok_or_else(|| Error::Refused {
             problem: format!("no worker ever ran consumer \"{}\" here", self.config.consumer),
@@ -416,7 +419,8 @@ impl Rewinder {
     /// If the database refuses or does not answer.
     pub async fn pending(&self) -> Result<Option<RewindState>, Error> {
         let sql = plan_rewinds::find_pending(&self.schema);
-        Ok(select(&self.connection, DOING, &sql, &[&self.config.consumer]).await?.pop())
+        let parameters: [&(dyn ToSql + Sync); 2] = [&self.config.consumer, &self.partitions()];
+        Ok(select(&self.connection, DOING, &sql, &parameters).await?.pop())
     }
 
     /// How far a request is.

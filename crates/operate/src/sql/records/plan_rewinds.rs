@@ -18,9 +18,11 @@ fn state(of: &str) -> String {
     as_json(&format!("{STATE} FROM {of} HAVING count(*) > 0"))
 }
 
-/// What the consumer `$1` has to carry out.
+/// What the consumer `$1` has to carry out in one of its `$2` partitions.
 pub(crate) fn find_pending(schema: &str) -> String {
-    state(&format!("{schema}.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL"))
+    state(&format!(
+        "{schema}.inbox_rewinds WHERE consumer = $1 AND partition < $2 AND ended_at IS NULL"
+    ))
 }
 
 /// What was requested together with `$1`.
@@ -44,9 +46,10 @@ pub(crate) fn list(schema: &str) -> String {
 pub(crate) fn cancel(schema: &str) -> String {
     format!(
         "WITH cancelled AS (
-             UPDATE {schema}.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+             UPDATE {schema}.inbox_rewinds AS it SET ended_at = clock_timestamp(), outcome = 'cancelled'
              WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
                  SELECT FROM {schema}.inbox_rewinds AS begun WHERE begun.consumer = $1
+                     AND begun.requested_at = it.requested_at
                      AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
              RETURNING *
          ), noted AS (

@@ -380,7 +380,7 @@ min(requested_by) AS requested_by, min(begun_at) AS begun_at, min(removed_to) AS
 sum(removed)::bigint AS removed,
 CASE WHEN bool_and(ended_at IS NOT NULL) THEN max(ended_at) END AS ended_at,
 CASE WHEN bool_and(ended_at IS NOT NULL)
-    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM public.inbox_rewinds WHERE consumer = $1 AND ended_at IS NULL HAVING count(*) > 0) SELECT to_json(it) FROM it;
+    THEN coalesce(max(outcome) FILTER (WHERE outcome <> 'rewound'), 'rewound') END AS outcome FROM public.inbox_rewinds WHERE consumer = $1 AND partition < $2 AND ended_at IS NULL HAVING count(*) > 0) SELECT to_json(it) FROM it;
 
 -- find a rewind
 WITH it AS (SELECT min(id) AS id, min(stream) AS stream,
@@ -411,9 +411,10 @@ CASE WHEN bool_and(ended_at IS NOT NULL)
 
 -- cancel a rewind
 WITH cancelled AS (
-         UPDATE public.inbox_rewinds SET ended_at = clock_timestamp(), outcome = 'cancelled'
+         UPDATE public.inbox_rewinds AS it SET ended_at = clock_timestamp(), outcome = 'cancelled'
          WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
              SELECT FROM public.inbox_rewinds AS begun WHERE begun.consumer = $1
+                 AND begun.requested_at = it.requested_at
                  AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
          RETURNING *
      ), noted AS (
