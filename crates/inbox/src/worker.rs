@@ -95,6 +95,7 @@ pub(crate) async fn run<W: Work>(
         may_forget: watch::Sender::new(false),
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
+        hindered: watch::Sender::default(),
         alone: Arc::default(),
         places: config.partitions.map(|_| Arc::new(Semaphore::new(config.lanes))),
     };
@@ -204,6 +205,7 @@ impl<W: Work> Worker<W> {
                 Err(error) if error.is_transient() => {
                     let error = error.without_data();
                     warn!(consumer = self.context.config.consumer, error, "trying again");
+                    self.context.hinder(true);
                     self.say(State::Paused, Some(error));
                     tokio::select! {
                         () = tokio::time::sleep(PAUSE) => {}

@@ -170,6 +170,31 @@ mod long {
     }
 }
 
+/// Of two workers one cannot reach its service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_handler_is_away_for_it_alone_leaves_its_partitions_to_another_one() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_INBOX__LEASE", "3s");
+    env.set("TAILPOST_INBOX__TIMEOUT", "1s");
+    env.set("TAILPOST_RELAY__PARTITIONS", "4");
+    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
+    env.set("TAILPOST_INBOX__PARTITIONS", "4");
+    let _file = configure(&mut env);
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let run = |args: [String; 6]| env.spawn(&args.each_ref().map(String::as_str));
+    let mut cut_off = service.args();
+    cut_off[5] = "http://127.0.0.1:1/".into();
+    let _cut_off = run(cut_off);
+    let all = "SELECT count(*) FROM inbox_roles WHERE state IN ('active', 'paused')";
+    until(DEADLINE, "it has all", async || env.query::<i64>(all).await == 4).await;
+    let _worker = run(service.args());
+    env.insert(40).await;
+    wait_processed(&env, 40).await;
+}
+
 /// What operators see and do is about the consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_have_one_consumer_whoever_handles_it() {

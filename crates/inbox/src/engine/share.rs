@@ -24,6 +24,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The longest time between two looks, each of which says that the worker is there.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
+/// So many leases a worker that could not handle events takes no partitions.
+const REST_LEASES: u32 = 5;
+
 /// What comes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Move {
@@ -46,6 +49,8 @@ pub(crate) enum Move {
 pub(crate) struct Seen {
     /// Workers beside this one.
     pub(crate) others: usize,
+    /// Those of them that do not say that they are paused.
+    pub(crate) able: usize,
     /// Those of them that came before it.
     pub(crate) before: usize,
     /// Partitions that nobody has.
@@ -59,8 +64,11 @@ pub(crate) struct Share {
     roles: Vec<RoleLease>,
     /// When to look for partitions, where there are several.
     look_at: Option<Instant>,
-    /// Other workers, at the last look.
+    /// Other workers, at the last look, and those of them that do not say that they are paused.
     others: usize,
+    able: usize,
+    /// Until then others have the partitions, if there are any.
+    rests_until: Option<Instant>,
     /// The worker can handle events.
     attends: bool,
     /// Partitions that are being given back, and whether their sessions have ended.
@@ -80,6 +88,8 @@ impl Share {
             roles: partitions.map_or_else(|| vec![RoleLease::new(lease, now)], unwanted),
             look_at: partitions.map(|_| now),
             others: 0,
+            able: 0,
+            rests_until: None,
             attends: true,
             leaving: BTreeMap::new(),
             first: 0,
@@ -104,9 +114,21 @@ impl Share {
 
     /// Whether the worker can handle events: it is not to stop, and has the broker.
     pub(crate) fn attend(&mut self, attends: bool, now: Instant) {
+        let rests = self.others > 0 && self.rests_until.is_some_and(|it| now < it);
+        let attends = attends && !rests;
         if std::mem::replace(&mut self.attends, attends) != attends {
             self.look_at = self.look_at.map(|_| now);
         }
+    }
+
+    /// Nothing can be handled for a reason that others may not have. Says whether they get the partitions
+    /// from now on.
+    pub(crate) fn rest(&mut self, now: Instant) -> bool {
+        let begins = self.able > 0 && self.rests_until.is_none_or(|it| it <= now);
+        if begins {
+            self.rests_until = Some(now + REST_LEASES * self.lease);
+        }
+        begins
     }
 
     /// How long the database may take for a step.
@@ -209,7 +231,7 @@ impl Share {
     /// Takes in what a look found, and decides what to take or to give back, one at a time.
     pub(crate) fn looked(&mut self, seen: &Seen, now: Instant) {
         let share = self.share(seen);
-        self.others = seen.others;
+        (self.others, self.able) = (seen.others, seen.able);
         let wanted: Vec<usize> =
             (0..self.roles.len()).filter(|it| self.roles[*it].is_wanted()).collect();
         let is_moving = wanted.iter().any(|it| !self.roles[*it].is_kept());
@@ -252,7 +274,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(30);
 
     fn seen(others: usize, before: usize, free: &[usize]) -> Seen {
-        Seen { others, before, free: free.to_vec() }
+        Seen { others, able: others, before, free: free.to_vec() }
     }
 
     /// Does what comes next until nothing is due but a look, as a database would where nobody has a
@@ -334,6 +356,32 @@ mod tests {
         assert_eq!(share.next(now), Move::Look { joins: false });
         share.looked(&seen(1, 0, &[]), now);
         assert_eq!(share.leaving(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn who_cannot_handle_events_leaves_them_for_a_while_to_others_that_can() {
+        let now = Instant::now();
+        let mut share = alone_with_four(now);
+        assert!(!share.rest(now), "nobody else is there");
+        share.looked(&Seen { able: 0, ..seen(1, 0, &[]) }, now);
+        assert!(!share.rest(now), "the other one cannot either");
+        share.looked(&seen(1, 0, &[]), now);
+        assert!(share.rest(now) && !share.rest(now), "once");
+        share.attend(true, now);
+        share.drained(3);
+        share.given_back(3, now);
+        assert_eq!(share.next(now), Move::Look { joins: false });
+        share.looked(&seen(1, 0, &[]), now);
+        assert_eq!(share.leaving(), [0, 1, 2]);
+        let later = now + 5 * LEASE;
+        share.attend(true, later);
+        assert!(share.joins(), "it may be mended");
+        assert!(share.rest(later), "it is not");
+        share.attend(true, later);
+        assert!(!share.joins());
+        share.looked(&seen(0, 0, &[]), later);
+        share.attend(true, later);
+        assert!(share.attends, "nobody else is there any more");
     }
 
     #[test]

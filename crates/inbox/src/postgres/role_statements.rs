@@ -48,7 +48,12 @@ impl RoleStatements {
         let row = client.query_one(&sql, &parameters).await?;
         let count = |it: i64| usize::try_from(it).unwrap_or(0);
         let free = row.get::<_, Vec<i32>>(2).into_iter().map(|it| count(it.into()));
-        Ok(Seen { others: count(row.get(0)), before: count(row.get(1)), free: free.collect() })
+        Ok(Seen {
+            others: count(row.get(0)),
+            able: count(row.get(3)),
+            before: count(row.get(1)),
+            free: free.collect(),
+        })
     }
 
     /// The worker is gone.

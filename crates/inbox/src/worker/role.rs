@@ -68,10 +68,14 @@ impl RoleHolder {
         let count = config.partitions.map(|_| self.parts.len());
         let mut share = Share::new(count, config.lease, Instant::now());
         let mut partitions = partitions.subscribe();
-        let (mut store, mut away_since) = (None, None);
+        let (mut store, mut away_since, mut handled) = (None, None, (0, Instant::now()));
         loop {
             if partitions.borrow_and_update().is_some() {
                 share.prepared();
+            }
+            if self.is_hindered(&mut handled) && share.rest(Instant::now()) {
+                let consumer = &config.consumer;
+                warn!(consumer, "no event can be handled: leaving the partitions to other workers");
             }
             share.attend(self.attends(&mut away_since), Instant::now());
             self.publish(&share);
@@ -116,6 +120,18 @@ impl RoleHolder {
         away_since.is_none_or(|it| it.elapsed() < self.context().config.lease / 2)
     }
 
+    /// Whether nothing was handled for half a lease, and something is why that others may not have.
+    /// `handled` is how much was handled, as of when.
+    fn is_hindered(&self, (handled, at): &mut (u64, Instant)) -> bool {
+        let counts = self.parts.iter().map(|it| it.status.borrow().counts);
+        let now = counts.map(|it| it.processed + it.retried + it.dead).sum();
+        if std::mem::replace(handled, now) != now {
+            *at = Instant::now();
+        }
+        let hindered = self.parts.iter().filter_map(|it| *it.context.hindered.borrow()).min();
+        hindered.is_some_and(|it| it.max(*at).elapsed() >= self.context().config.lease / 2)
+    }
+
     fn publish(&self, share: &Share) {
         let mut any = Role::Unknown;
         for (index, part) in self.parts.iter().enumerate() {
@@ -127,6 +143,9 @@ impl RoleHolder {
                 continue;
             }
             part.role.send_replace(role);
+            if role == Role::Standby {
+                part.context.hinder(false);
+            }
             let consumer = part.context.config.durable();
             match (before, role) {
                 (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::controls::Control;
-use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Role, Surroundings};
+use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Pause, Role, Surroundings};
 use crate::feed::Intake;
 use crate::message::{MessageId, Origin};
 use crate::nats::acks::Acks;
@@ -231,6 +231,8 @@ impl<W: Work> Session<W> {
     fn publish(&self) {
         let now = Instant::now();
         let paused = self.engine.pause(now);
+        let is_hindered = matches!(paused, Some(Pause::Broker(_) | Pause::Handler(..)));
+        self.context.hinder(is_hindered);
         let paused = paused.map(|it| notices::in_words(&self.context.config, it));
         let tally = &self.context.tally;
         let status = Status {

@@ -77,6 +77,8 @@ pub(crate) struct Context {
     pub(crate) may_forget: watch::Sender<bool>,
     /// Something may be done under the role.
     pub(crate) at_work: watch::Sender<bool>,
+    /// Since when no event is handled for a reason that other workers may not have.
+    pub(crate) hindered: watch::Sender<Option<Instant>>,
     /// A session did not wait for all that it had begun.
     pub(crate) left_behind: Arc<AtomicBool>,
     /// Had for writing by the event that is tried with nothing else at work in the process.
@@ -120,8 +122,18 @@ impl Context {
             handled: watch::Sender::default(),
             at_work: watch::Sender::new(false),
             left_behind: Arc::default(),
+            hindered: watch::Sender::default(),
             ..self.clone()
         }
+    }
+
+    pub(crate) fn hinder(&self, is_hindered: bool) {
+        let now = is_hindered.then(Instant::now);
+        self.hindered.send_if_modified(|it| {
+            let differs = it.is_some() != now.is_some();
+            *it = if differs { now } else { *it };
+            differs
+        });
     }
 
     /// Waits until a job may be at work, beside those for other partitions.

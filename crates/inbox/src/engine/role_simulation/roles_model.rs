@@ -175,6 +175,7 @@ impl Database {
         let is_free = |it: &usize| matches!(self.look(*it, now), Found::Free(_));
         Seen {
             others: self.members.len() - usize::from(joins),
+            able: self.members.len() - usize::from(joins),
             before: place.unwrap_or(0),
             free: (0..self.rows.len()).filter(is_free).collect(),
         }

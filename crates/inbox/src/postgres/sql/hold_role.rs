@@ -23,8 +23,8 @@ pub(crate) fn find_role(schema: &str) -> String {
 }
 
 /// Says that the worker `$2` is there for another `$3` seconds, if it joins; otherwise that it is not.
-/// And how many others are there, how many of them came before it, and which of the `$5` partitions
-/// are free. Whoever has no connection is not there.
+/// And how many others are there, how many of them came before it, which of the `$5` partitions are
+/// free, and how many of the others are not paused. Whoever has no connection is not there.
 pub(crate) fn look_around(schema: &str) -> String {
     format!(
         "WITH joined AS (
@@ -44,7 +44,9 @@ pub(crate) fn look_around(schema: &str) -> String {
          SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, $2::text FROM joined)),
              ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
                  LEFT JOIN {schema}.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
-                 WHERE r.owner IS NULL OR {FREE} ORDER BY p)
+                 WHERE r.owner IS NULL OR {FREE} ORDER BY p),
+             count(*) FILTER (WHERE NOT EXISTS (SELECT FROM {schema}.inbox_roles AS r
+                 WHERE r.consumer = $1 AND r.owner = others.owner AND r.state = 'paused'))
          FROM others WHERE NOT is_gone"
     )
 }

@@ -35,7 +35,9 @@ SELECT count(*), count(*) FILTER (WHERE (joined_at, owner) < (SELECT joined_at, 
     ARRAY(SELECT p FROM generate_series(0, $5 - 1) AS p
         LEFT JOIN public.inbox_roles AS r ON r.consumer = $1 AND r.partition = p
         WHERE r.owner IS NULL OR (r.expires_at <= clock_timestamp()
-    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))) ORDER BY p)
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))) ORDER BY p),
+    count(*) FILTER (WHERE NOT EXISTS (SELECT FROM public.inbox_roles AS r
+        WHERE r.consumer = $1 AND r.owner = others.owner AND r.state = 'paused'))
 FROM others WHERE NOT is_gone;
 
 -- leave

@@ -74,6 +74,7 @@ async fn server() -> Server {
         may_forget: watch::Sender::new(false),
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
+        hindered: watch::Sender::default(),
         alone: Arc::default(),
         places: None,
     };

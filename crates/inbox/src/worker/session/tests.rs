@@ -153,6 +153,7 @@ fn context() -> Arc<Context> {
         may_forget: watch::Sender::new(false),
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
+        hindered: watch::Sender::default(),
         alone: Arc::default(),
         places: None,
     })
