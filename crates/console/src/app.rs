@@ -161,36 +161,50 @@ impl App {
         if let Some((_, role)) = known.filter(|(at, _)| at.elapsed() < OWN_ROLE_AGE) {
             return role;
         }
-        let mut best = None;
-        for client in &self.clients {
-            let source = Source { app: self, client };
-            best = best.max(source.role_of(&Token::Own).await.ok().flatten());
-        }
+        let roles = self.roles_of(&Token::Own).await;
+        let best = if self.settings.has_credentials() { roles.proven } else { roles.of_anybody };
         if let Some(role) = best {
             *known = Some((Instant::now(), role));
         }
         best.unwrap_or(Role::Viewer)
     }
 
-    /// What a token is good for, by asking each upstream. `None` if no upstream knows it.
+    /// What a token is good for, by asking each upstream. `None` if no upstream that has tokens knows
+    /// it.
     ///
     /// # Errors
     ///
     /// If no upstream knows it, and one of them did not answer.
     pub(crate) async fn role_of(&self, token: &Arc<str>) -> Result<Option<Role>, AskError> {
-        let (mut best, mut failed) = (None, None);
-        for client in &self.clients {
-            let source = Source { app: self, client };
-            match source.role_of(&Token::Of(Arc::clone(token))).await {
-                Ok(role) => best = best.max(role),
-                Err(error) => failed = Some(error),
-            }
-        }
-        match (best, failed) {
+        let roles = self.roles_of(&Token::Of(Arc::clone(token))).await;
+        match (roles.proven, roles.failed) {
             (None, Some(error)) => Err(error),
-            (best, _) => Ok(best),
+            (proven, _) => Ok(proven),
         }
     }
+
+    async fn roles_of(&self, token: &Token) -> Roles {
+        let mut roles = Roles::default();
+        for client in &self.clients {
+            match (Source { app: self, client }).role_of(token).await {
+                Ok(Some((role, true))) => roles.proven = roles.proven.max(Some(role)),
+                Ok(Some((role, false))) => roles.of_anybody = roles.of_anybody.max(Some(role)),
+                Ok(None) => {}
+                Err(error) => roles.failed = Some(error),
+            }
+        }
+        roles
+    }
+}
+
+/// What a token is good for at all upstreams.
+#[derive(Default)]
+struct Roles {
+    /// The best at those that know it.
+    proven: Option<Role>,
+    /// The best at those that have no tokens, and admit everybody.
+    of_anybody: Option<Role>,
+    failed: Option<AskError>,
 }
 
 /// The processes behind one URL, as a request asks them.
@@ -237,6 +251,7 @@ impl Source<'_> {
         seen: Option<&str>,
         mut body: Value,
     ) -> Result<T, Problem> {
+        visitor.must_be_operator()?;
         if let (Some(name), Some(fields)) = (&visitor.name, body.as_object_mut()) {
             fields.insert("by".into(), json!(name));
         }
@@ -265,8 +280,16 @@ impl Source<'_> {
         best.or(addresses.first()).copied().ok_or(AskError::Unknown { authority: String::new() })
     }
 
-    /// What a token is good for. `None` if it is not known.
-    async fn role_of(&self, token: &Token) -> Result<Option<Role>, AskError> {
+    /// What a token is good for, and whether it proves that: a process without tokens admits any.
+    /// `None` if it is not known.
+    async fn role_of(&self, token: &Token) -> Result<Option<(Role, bool)>, AskError> {
+        let Some(role) = self.me(token).await? else { return Ok(None) };
+        let made_up = Token::Of(secret().into());
+        let is_proven = self.me(&made_up).await?.is_none();
+        Ok(Some((role, is_proven)))
+    }
+
+    async fn me(&self, token: &Token) -> Result<Option<Role>, AskError> {
         let address = self.address().await?;
         match self.client.get::<Oneself>(address, "/api/v1/me", token).await {
             Ok(oneself) => Ok(Some(oneself.role)),

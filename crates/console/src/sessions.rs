@@ -15,7 +15,7 @@ const WRONG_MAX: u32 = 5;
 const WRONG_SPAN: Duration = Duration::from_secs(60);
 const PEERS_MAX: usize = 10_000;
 
-/// What somebody may do; each may do what those before it may. The upstream enforces it.
+/// What somebody may do; each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {

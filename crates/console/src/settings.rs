@@ -85,8 +85,12 @@ impl Settings {
     /// everybody who reaches them, and so is the console: then only this machine may reach it.
     #[must_use]
     pub fn needs_sign_in(&self) -> bool {
-        let is_closed = |it: &Upstream| !matches!(it.credential, Credential::None);
-        self.proxy.is_none() && self.upstreams.iter().any(is_closed)
+        self.proxy.is_none() && self.has_credentials()
+    }
+
+    /// Whether an upstream is asked with a token.
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.upstreams.iter().any(|it| !matches!(it.credential, Credential::None))
     }
 
     /// Whether anybody who reaches the port may do everything.

@@ -11,7 +11,7 @@ use axum::response::Response;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
-use self::upstream::{Changes, upstream};
+use self::upstream::{Changes, open_upstream, upstream};
 use crate::{Console, Credential, Kind, Peer, Settings, Upstream};
 
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
@@ -207,6 +207,27 @@ async fn five_wrong_tokens_are_enough_for_a_minute() {
     assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// A relay without tokens beside an inbox that has some.
+#[tokio::test]
+async fn a_side_that_admits_everybody_lets_nobody_in() {
+    let (open, changes) = open_upstream().await;
+    let stage = stage(|it| it.upstreams[0].authority = open).await;
+    let refused = stage.sign_in("wrong").await.expect_err("nobody knows it");
+    assert_eq!(refused.status, StatusCode::FORBIDDEN);
+    let operator = stage.sign_in("operator").await.ok().expect("signed in");
+    let page = stage.get("/", &operator).await.body;
+    assert!(page.contains("<bdi>operator</bdi>"), "{page}");
+    // Its role at the inbox limits what somebody may do to the relay.
+    let viewer = stage.sign_in("viewer").await.ok().expect("signed in");
+    let path = format!("/dead-letters/relay/{ID}");
+    let form = format!("form={}", form_of(&stage.get(&path, &viewer).await.body));
+    for path in [&path, &format!("{path}/requeue")] {
+        let answer = stage.send("POST", path, &viewer, Some(&form)).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{path}");
+    }
+    assert!(changes.lock().expect("no panic").is_empty());
+}
+
 #[tokio::test]
 async fn a_form_without_its_token_changes_nothing() {
     let stage = stage(|_| {}).await;
@@ -224,7 +245,7 @@ async fn a_form_without_its_token_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_viewer_who_posts_by_hand_is_refused_by_the_upstream() {
+async fn a_viewer_who_posts_by_hand_is_refused() {
     let stage = stage(|_| {}).await;
     let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
     let page = stage.get(&format!("/dead-letters/relay/{ID}"), &cookie).await.body;

@@ -71,6 +71,19 @@ impl Visitor {
         self.token.is_some()
     }
 
+    /// An upstream says the same, unless it has no tokens: such a one admits everybody.
+    ///
+    /// # Errors
+    ///
+    /// If the role is not enough.
+    pub(crate) fn must_be_operator(&self) -> Result<(), Problem> {
+        if self.role >= Role::Operator {
+            return Ok(());
+        }
+        let detail = format!("this needs the role operator, and yours is {}", self.role.name());
+        Err(Problem::new(StatusCode::FORBIDDEN, detail))
+    }
+
     /// With which token upstreams are asked for this visitor.
     pub(crate) fn token(&self) -> Token {
         self.token.as_ref().map_or(Token::Own, |it| Token::Of(Arc::clone(it)))

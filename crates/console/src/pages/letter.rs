@@ -83,6 +83,7 @@ pub(crate) async fn letter_content(
     Path((source, id)): Path<(String, String)>,
     fields: Fields,
 ) -> Result<Response, Problem> {
+    visitor.must_be_operator()?;
     let whose = Whose { consumer: fields.raw("consumer").unwrap_or_default().to_owned() };
     show(&app, &visitor, (&source, &id), &whose, true).await
 }
