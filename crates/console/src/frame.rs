@@ -64,7 +64,7 @@ impl Frame {
         reach: Reach,
     ) -> Self {
         let now = Timestamp::now();
-        let see = |picture: &Picture| (figures(picture, now, reach), word(picture).class());
+        let see = |picture: &Picture| (figures(picture, now, reach), word(picture, now).class());
         let (all, tone) = app.watch.see(see);
         Self {
             title: title.to_owned(),

@@ -65,7 +65,7 @@ pub(crate) fn of_consumer(it: &ConsumerView, what: &str) -> String {
 pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figures {
     let mut all = Figures { shape: shape(picture, now), ..Figures::default() };
     let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.into());
-    let it = word(picture);
+    let it = word(picture, now);
     all.set("word", it.text);
     all.set("as-of", known(picture.at.map(|at| clock(at, now))));
     all.set("letters", count(picture.dead_letters()));
@@ -152,7 +152,7 @@ const FACTS_SECONDS: i64 = 10;
 
 fn shape(picture: &Picture, now: Timestamp) -> String {
     let mut hasher = DefaultHasher::new();
-    word(picture).text.hash(&mut hasher);
+    word(picture, now).text.hash(&mut hasher);
     let needs = needs(picture, now);
     // What they say beside that has figures, which would be old.
     (!needs.is_empty()).then(|| now.as_second() / FACTS_SECONDS).hash(&mut hasher);

@@ -8,6 +8,8 @@ use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay
 
 /// A log that is full within this time needs a person now.
 const HEADROOM_SECONDS: u64 = 86_400;
+/// A consumer that has so many events before it is behind.
+const BEHIND_EVENTS: u64 = 10_000;
 /// Groups of dead letters that the first screen lists of each queue.
 const GROUPS_SHOWN: usize = 5;
 
@@ -124,7 +126,7 @@ fn of_relay(relay: &Relay) -> Vec<Need> {
     let is_up = relay.processes.iter().any(Process::is_up);
     if is_up && !shards.iter().any(|(_, it)| it.role == "active") {
         let error = shards.iter().find_map(|(_, it)| it.last_error.clone());
-        let what = match super::word::has_lost_database(relay) {
+        let what = match has_lost_database(relay) {
             true => "PostgreSQL is away: nothing is published",
             false => "no process is the active relay",
         };
@@ -146,6 +148,12 @@ fn of_relay(relay: &Relay) -> Vec<Need> {
         }
     }
     needs
+}
+
+/// A relay that lost its database begins anew, and says why it does not get on.
+pub(crate) fn has_lost_database(relay: &Relay) -> bool {
+    let mut shards = relay.shards().into_iter().map(|(_, it)| it);
+    shards.any(|it| !it.postgres_connected && it.last_error.is_some())
 }
 
 fn shard_name(relay: &Relay, shard: &ShardStatus) -> String {
@@ -284,6 +292,9 @@ fn of_consumer(it: &ConsumerView, now: Timestamp) -> Option<Need> {
             Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
         }
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
+        "working" if it.waiting().is_some_and(|it| it >= BEHIND_EVENTS) => {
+            Some(need("behind".into()).fact(waiting).fact(oldest))
+        }
         _ => None,
     }
 }
@@ -383,6 +394,15 @@ mod tests {
         assert!(found[0].facts[2].starts_with("next try "), "{:?}", found[0].facts);
         let act = found[0].act.as_ref().expect("it can be closed");
         assert_eq!((&*act.path, act.is_change), ("/consumers/inbox/mailer/close-breaker", true));
+    }
+
+    #[test]
+    fn a_consumer_that_works_and_has_much_before_it_is_behind() {
+        let mut behind = round();
+        if let Ok((status, _)) = &mut behind.inboxes[0].processes[0].1 {
+            status.consumers.get_mut("mailer").expect("it is there").pending = Some(12_245);
+        }
+        assert_eq!(of(behind)[0].what, "behind");
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The one word of the first screen. Readiness and progress decide it, never an open connection.
 
+use jiff::Timestamp;
+
+use super::needs::{Weight, has_lost_database, needs};
 use super::picture::{Link, Picture, Relay};
 
 /// How a word is meant.
@@ -31,8 +34,15 @@ impl Word {
     }
 }
 
-/// The worst of the relays. Without a relay that of the inboxes.
-pub(crate) fn word(picture: &Picture) -> Word {
+/// The worst of the relays; without a relay that of the inboxes. If that is well, the worst of what
+/// needs a person.
+pub(crate) fn word(picture: &Picture, now: Timestamp) -> Word {
+    let word = of_processes(picture);
+    let has_trouble = || needs(picture, now).iter().any(|it| it.weight < Weight::Look);
+    if word.tone == Tone::Good && has_trouble() { Word::trouble("Held up") } else { word }
+}
+
+fn of_processes(picture: &Picture) -> Word {
     let relays: Vec<_> = picture.relays.iter().map(of_relay).collect();
     if relays.is_empty() {
         return of_inboxes(picture);
@@ -77,12 +87,6 @@ fn of_relay(relay: &Relay) -> Word {
     Word { text: "Working", tone: Tone::Good }
 }
 
-/// A relay that lost its database begins anew, and says why it does not get on.
-pub(crate) fn has_lost_database(relay: &Relay) -> bool {
-    let mut shards = relay.shards().into_iter().map(|(_, it)| it);
-    shards.any(|it| !it.postgres_connected && it.last_error.is_some())
-}
-
 fn of_inboxes(picture: &Picture) -> Word {
     let mut processes = picture.inboxes.iter().flat_map(|it| &it.processes).peekable();
     if processes.peek().is_none() {
@@ -103,11 +107,11 @@ fn of_inboxes(picture: &Picture) -> Word {
 mod tests {
     use super::super::answers::{Readiness, ShardStatus};
     use super::super::picture::Round;
-    use super::super::picture::tests::{failure, picture, round, with_relay};
+    use super::super::picture::tests::{at, failure, picture, round, with_relay};
     use super::*;
 
     fn of(round: Round) -> &'static str {
-        word(&picture([round])).text
+        word(&picture([round]), at(100)).text
     }
 
     fn with(change: impl FnOnce(&mut ShardStatus, &mut Readiness)) -> &'static str {
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_relay_works_if_it_is_ready_and_connected() {
-        assert_eq!(word(&Picture::new(vec!["relay".into()], vec![])).text, "Asking");
+        assert_eq!(word(&Picture::new(vec!["relay".into()], vec![]), at(100)).text, "Asking");
         assert_eq!(of(round()), "Working");
         assert_eq!(with(|it, _| it.nats_connected = false), "Broker away");
         assert_eq!(with(|it, _| it.breaker = "open".into()), "Broker away");
@@ -137,10 +141,23 @@ mod tests {
     }
 
     #[test]
+    fn a_relay_beside_a_consumer_that_is_held_up_is_not_all_that_counts() {
+        let mut open = round();
+        if let Ok((status, _)) = &mut open.inboxes[0].processes[0].1 {
+            status.consumers.get_mut("mailer").expect("it is there").handler.breaker =
+                "open".into();
+        }
+        assert_eq!(of(open), "Held up");
+        let mut away = round();
+        away.inboxes[0].processes[0].1 = Err(failure("refused"));
+        assert_eq!(of(away), "Held up");
+    }
+
+    #[test]
     fn a_relay_that_does_not_answer_is_not_said_to_work() {
         let mut away = round();
         away.relays[0].processes[0].1 = Err(failure("refused"));
-        assert_eq!(word(&picture([round(), away.clone()])).text, "Not answering");
+        assert_eq!(word(&picture([round(), away.clone()]), at(100)).text, "Not answering");
         // No name leads anywhere.
         away.relays[0].processes.clear();
         away.relays[0].books = Some(Err(failure("no address")));
