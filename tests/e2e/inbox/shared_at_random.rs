@@ -145,7 +145,8 @@ mod long {
     }
 }
 
-/// `REPLAY_SEED=n` plays one schedule again, `SECONDS_SHARED=600` for how long.
+/// `REPLAY_SEED=n` plays one schedule again, `SECONDS_SHARED=500` for how long. What takes 600 is
+/// ended.
 async fn play(mode: &str) {
     let seed = given("REPLAY_SEED").unwrap_or_else(rand::random);
     let lasts = Duration::from_secs(given("SECONDS_SHARED").unwrap_or(60));
