@@ -75,8 +75,10 @@ async fn dead_letters_that_could_not_keep_the_payload_are_noticed_before_they_ar
             if payload_type == "jsonb" { "convert_from(payload, 'UTF8')" } else { "payload::TEXT" };
         let using =
             if payload_type == "bytea" { "convert_to(payload::TEXT, 'UTF8')" } else { using };
+        // `setup` makes it where the payload is jsonb.
         env.execute(&format!(
-            "ALTER TABLE outbox_events ALTER payload TYPE {payload_type} USING {using}::{payload_type}"
+            "DROP FUNCTION IF EXISTS outbox_emit;
+             ALTER TABLE outbox_events ALTER payload TYPE {payload_type} USING {using}::{payload_type}"
         ))
         .await;
         let (_, log) = env.ends_with(3, &["relay"]).await;
