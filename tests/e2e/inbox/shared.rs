@@ -245,11 +245,8 @@ async fn operators_have_one_consumer_whoever_handles_it() {
     wait_processed(&env, 41).await;
     env.execute(
         "INSERT INTO inbox_roles (consumer, token, owner, expires_at, partition)
-         VALUES ('billing', gen_random_uuid(), 'of a fifth partition, once', '-infinity', 4)",
-    )
-    .await;
-    env.execute(
-        "INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again, requested_by,
+         VALUES ('billing', gen_random_uuid(), 'of a fifth partition, once', '-infinity', 4);
+         INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again, requested_by,
              begun_at, reset_seq, removed_to, partition)
          VALUES ('billing', 'OUTBOX', 1, 2, false, 'ada', now(), 1, 0, 4)",
     )
