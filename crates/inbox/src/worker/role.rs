@@ -123,13 +123,14 @@ impl RoleHolder {
     /// Whether nothing was handled for half a lease, and something is why that others may not have.
     /// `handled` is how much was handled, as of when.
     fn is_hindered(&self, (handled, at): &mut (u64, Instant)) -> bool {
+        let since = self.parts.iter().filter_map(|it| *it.context.hindered.borrow()).min();
+        let Some(since) = since else { return false };
         let counts = self.parts.iter().map(|it| it.status.borrow().counts);
         let now = counts.map(|it| it.processed + it.retried + it.dead).sum();
         if std::mem::replace(handled, now) != now {
             *at = Instant::now();
         }
-        let hindered = self.parts.iter().filter_map(|it| *it.context.hindered.borrow()).min();
-        hindered.is_some_and(|it| it.max(*at).elapsed() >= self.context().config.lease / 2)
+        since.max(*at).elapsed() >= self.context().config.lease / 2
     }
 
     fn publish(&self, share: &Share) {

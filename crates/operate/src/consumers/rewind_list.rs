@@ -59,6 +59,7 @@ impl Consumers {
         let sql = plan_rewinds::list(&self.schema);
         select(&self.connection, "list rewinds", &sql, &[&consumer, &i64::from(limit)]).await
     }
+
     /// Withdraws the request that no worker has begun with, and says what it was.
     ///
     /// # Errors

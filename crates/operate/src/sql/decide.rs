@@ -170,8 +170,8 @@ impl Store {
         self.read("read what was done", &sql, &[&id]).await
     }
 
-    /// Moves a dead letter, as it was seen, back into the outbox, where the scanner finds it. Says whether it was
-    /// there to be moved.
+    /// Moves a dead letter, as it was seen, back into the outbox, where the scanner finds it. Says
+    /// whether it was there to be moved.
     pub(crate) async fn requeue(
         &self,
         id: Uuid,
