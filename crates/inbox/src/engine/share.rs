@@ -407,6 +407,7 @@ mod tests {
         let back = now + Duration::from_secs(2);
         assert_eq!(share.next(back - Duration::from_millis(1)), Move::Role(0, Step::Renew));
         settle(&mut share, back - Duration::from_millis(1));
+        assert_eq!(share.next(back - Duration::from_millis(1)), Move::Wait { until: back });
         assert_eq!(share.next(back), Move::Look { joins: true });
     }
 
