@@ -64,6 +64,8 @@ pub(crate) struct Share {
     roles: Vec<RoleLease>,
     /// When to look for partitions, where there are several.
     look_at: Option<Instant>,
+    /// Not before that.
+    looks_from: Instant,
     /// Other workers, at the last look, and those of them that do not say that they are paused.
     others: usize,
     able: usize,
@@ -87,6 +89,7 @@ impl Share {
             lease,
             roles: partitions.map_or_else(|| vec![RoleLease::new(lease, now)], unwanted),
             look_at: partitions.map(|_| now),
+            looks_from: now,
             others: 0,
             able: 0,
             rests_until: None,
@@ -180,7 +183,8 @@ impl Share {
 
     pub(crate) fn connected(&mut self, now: Instant) {
         self.roles.iter_mut().for_each(|it| it.connected(now));
-        self.look_at = self.look_at.map(|it| it.max(now + self.roles[0].grace()));
+        self.looks_from = now + self.roles[0].grace();
+        self.look_at = self.look_at.map(|it| it.max(self.looks_from));
     }
 
     /// The database did not answer, or refused.
@@ -214,7 +218,8 @@ impl Share {
         let was_kept = self.roles[partition].is_kept();
         self.roles[partition].renewed(server, since, now);
         if was_kept != self.roles[partition].is_kept() {
-            self.look_at = self.look_at.map(|_| now);
+            // Not before the others have connected anew: what they have seems free until then.
+            self.look_at = self.look_at.map(|_| now.max(self.looks_from));
         }
     }
 
