@@ -189,13 +189,12 @@ pub struct Check {
 
 /// A rule's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// As it should be, with what was read.
-    Ok(String),
-    /// It works, and could fail.
-    Warning(String, Vec<Remedy>),
-    /// It does not work, or loses events.
-    Error(String, Vec<Remedy>),
+pub struct Verdict {
+    pub(crate) severity: Severity,
+    /// What was read.
+    pub(crate) evidence: String,
+    /// What mends it.
+    remedies: Vec<Remedy>,
 }
 
 /// Why something could not be found out.
@@ -212,6 +211,29 @@ impl Skip {
 
 /// A verdict, unless facts are missing.
 pub type Judged = Result<Verdict, Skip>;
+
+/// It is as it should be, with what was read.
+pub(crate) fn ok(evidence: impl Into<String>) -> Judged {
+    Ok(Verdict { severity: Severity::Ok, evidence: evidence.into(), remedies: Vec::new() })
+}
+
+/// It works, and could fail.
+pub(crate) fn warning(
+    evidence: impl Into<String>,
+    remedies: impl IntoIterator<Item = Remedy>,
+) -> Judged {
+    let remedies = remedies.into_iter().collect();
+    Ok(Verdict { severity: Severity::Warning, evidence: evidence.into(), remedies })
+}
+
+/// It does not work, or loses events.
+pub(crate) fn error(
+    evidence: impl Into<String>,
+    remedies: impl IntoIterator<Item = Remedy>,
+) -> Judged {
+    let remedies = remedies.into_iter().collect();
+    Ok(Verdict { severity: Severity::Error, evidence: evidence.into(), remedies })
+}
 
 /// What is checked, and how facts of the kind `F` are judged.
 pub struct Rule<F: ?Sized> {
@@ -249,12 +271,11 @@ impl<F: ?Sized> Rule<F> {
     /// Judges the facts about `subject`.
     #[must_use]
     pub fn check(&self, facts: &F, subject: Option<String>) -> Check {
-        let (severity, evidence, remedies) = match (self.judge)(facts) {
-            Ok(Verdict::Ok(evidence)) => (Severity::Ok, evidence, Vec::new()),
-            Ok(Verdict::Warning(evidence, remedies)) => (Severity::Warning, evidence, remedies),
-            Ok(Verdict::Error(evidence, remedies)) => (Severity::Error, evidence, remedies),
-            Err(Skip(reason)) => (Severity::Skipped, reason, Vec::new()),
+        let skipped = |Skip(evidence)| {
+            let (severity, remedies) = (Severity::Skipped, Vec::new());
+            Verdict { severity, evidence, remedies }
         };
+        let Verdict { severity, evidence, remedies } = (self.judge)(facts).unwrap_or_else(skipped);
         let &Self { id, category, title, .. } = self;
         let docs = format!("docs/doctor.md#{id}");
         Check { id, category, subject, severity, title, evidence, remedies, docs }
@@ -313,7 +334,7 @@ mod tests {
 
     const RULE: Rule<bool> =
         Rule::new("stream-exists", Category::Stream, "the stream exists", |it| match it {
-            true => Ok(Verdict::Ok("it does".into())),
+            true => ok("it does"),
             false => Err(Skip::because("nobody knows")),
         });
 

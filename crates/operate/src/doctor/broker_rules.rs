@@ -1,6 +1,6 @@
 //! What the broker has to be like.
 
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use outbox::wire::subject_matches;
 use relay::Mode;
 use servers::nats_version;
@@ -25,11 +25,11 @@ const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged)
 
 fn reachable(seen: &Seen) -> Judged {
     match &seen.facts.broker {
-        Ok(_) => Ok(Verdict::Ok(seen.config.nats.to_string())),
+        Ok(_) => ok(seen.config.nats.to_string()),
         Err(failure) => {
             let hint = failure.hint.clone();
             let hint = hint.unwrap_or_else(|| "see the server's log for why it refuses".into());
-            Ok(Verdict::Error(failure.said.clone(), vec![Remedy::advice(hint)]))
+            error(failure.said.clone(), [Remedy::advice(hint)])
         }
     }
 }
@@ -40,29 +40,29 @@ fn version(seen: &Seen) -> Judged {
         return Err(Skip::because(format!("the server calls itself {text}")));
     }
     match nats_version::misreads_headers(text) {
-        true => Ok(Verdict::Error(
+        true => error(
             format!("nats-server {text} takes what an event says for headers of the broker"),
-            vec![Remedy::advice(nats_version::UPGRADE)],
-        )),
-        false => Ok(Verdict::Ok(format!("nats-server {text}"))),
+            [Remedy::advice(nats_version::UPGRADE)],
+        ),
+        false => ok(format!("nats-server {text}")),
     }
 }
 
 fn jetstream(seen: &Seen) -> Judged {
     let Some(why) = &seen.broker()?.no_jetstream else {
-        return Ok(Verdict::Ok("the account has it".into()));
+        return ok("the account has it");
     };
     // Who may not ask the one question may ask the others.
     if seen.shard.stream.is_ok() {
-        return Ok(Verdict::Ok("JetStream answers".into()));
+        return ok("JetStream answers");
     }
-    Ok(Verdict::Error(
+    error(
         why.clone(),
-        vec![Remedy::advice(
+        [Remedy::advice(
             "add `jetstream: enabled` to the account in nats-server.conf, or `jetstream {}` where \
              there are no accounts, and reload the server",
         )],
-    ))
+    )
 }
 
 /// What a relay publishes, asks, and listens to.
@@ -117,7 +117,7 @@ fn permissions(seen: &Seen) -> Judged {
         unpublished.extend(lacking(&asked_for_plans(seen), &found.publish));
     }
     if works && unpublished.is_empty() {
-        return Ok(Verdict::Ok("everything that a relay needs".into()));
+        return ok("everything that a relay needs");
     }
     let mut evidence = Vec::new();
     if !unpublished.is_empty() {
@@ -138,42 +138,42 @@ fn permissions(seen: &Seen) -> Judged {
     ))];
     if works {
         let evidence = format!("{evidence}: a plan of a replay does not name the consumers");
-        return Ok(Verdict::Warning(evidence, remedies));
+        return warning(evidence, remedies);
     }
-    Ok(Verdict::Error(evidence, remedies))
+    error(evidence, remedies)
 }
 
 fn storage(seen: &Seen) -> Judged {
     let broker = seen.broker()?;
     let (limit, used) = broker.storage.ok_or_else(|| Skip::because("JetStream does not say"))?;
     if limit <= 0 {
-        return Ok(Verdict::Ok(format!("{} MiB are stored, without a limit", used >> 20)));
+        return ok(format!("{} MiB are stored, without a limit", used >> 20));
     }
     let evidence = format!("{} of {} MiB are stored", used >> 20, limit >> 20);
     if used <= limit / 10 * 9 {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let advice = "raise max_file of JetStream or of the account, or lower what streams keep";
-    Ok(Verdict::Warning(evidence, vec![Remedy::advice(advice)]))
+    warning(evidence, [Remedy::advice(advice)])
 }
 
 fn payload(seen: &Seen) -> Judged {
     let (broker, contents) = (seen.broker()?, seen.contents()?);
     let max = i64::try_from(broker.max_payload).unwrap_or(i64::MAX);
     let Some(largest) = contents.largest_payload else {
-        return Ok(Verdict::Ok(format!("max_payload = {max}, and no row waits")));
+        return ok(format!("max_payload = {max}, and no row waits"));
     };
     let evidence = format!("max_payload = {max}, and the largest row that waits has {largest}");
     if largest < max {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let advice = format!("set max_payload: {} in nats-server.conf, and reload", 2 * largest);
-    Ok(Verdict::Error(evidence, vec![Remedy::advice(advice)]))
+    error(evidence, [Remedy::advice(advice)])
 }
 
 fn clock(seen: &Seen) -> Judged {
     match seen.broker()?.clock {
         Some((ahead, error)) => judge_clock("NATS", ahead, error),
-        None => Ok(Verdict::Ok("told only with a stream".into())),
+        None => ok("told only with a stream"),
     }
 }

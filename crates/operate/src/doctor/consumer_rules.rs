@@ -7,7 +7,7 @@ use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::ConsumerSeen as Seen;
 use super::read_broker::api;
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 
 /// Those about the tables, which all consumers share.
 pub(super) const TABLES: &[Rule<Seen>] = &[
@@ -44,16 +44,16 @@ fn setup() -> Vec<Remedy> {
 fn tables(seen: &Seen) -> Judged {
     let missing = &seen.tables()?.missing;
     if missing.is_empty() {
-        return Ok(Verdict::Ok("all of them".into()));
+        return ok("all of them");
     }
-    Ok(Verdict::Error(format!("missing: {}", missing.join(", ")), setup()))
+    error(format!("missing: {}", missing.join(", ")), setup())
 }
 
 fn privileges(seen: &Seen) -> Judged {
     let tables = seen.tables()?;
     let role = quote(&tables.role);
     if tables.lacks.is_empty() {
-        return Ok(Verdict::Ok(format!("role {role}")));
+        return ok(format!("role {role}"));
     }
     let lacks = |(table, privileges): &(String, Vec<String>)| {
         format!("{} on {table}", privileges.join(", "))
@@ -61,31 +61,31 @@ fn privileges(seen: &Seen) -> Judged {
     let evidence: Vec<String> = tables.lacks.iter().map(lacks).collect();
     let grant =
         |lack: &String| Remedy::sql(format!("GRANT {lack} TO {role}").replace(" on ", " ON "));
-    let remedies = evidence.iter().map(grant).collect();
-    Ok(Verdict::Error(format!("role {role} lacks {}", evidence.join("; ")), remedies))
+    let remedies = evidence.iter().map(grant);
+    error(format!("role {role} lacks {}", evidence.join("; ")), remedies)
 }
 
 fn stream(seen: &Seen) -> Judged {
     let name = &seen.config.stream;
-    Ok(match seen.stream.as_ref().map_err(Clone::clone)? {
-        Some(_) => Verdict::Ok(format!("stream {name}")),
-        None => Verdict::Error(
+    match seen.stream.as_ref().map_err(Clone::clone)? {
+        Some(_) => ok(format!("stream {name}")),
+        None => error(
             format!("there is no stream {name}"),
-            vec![Remedy::advice(
+            [Remedy::advice(
                 "create the stream (`tailpost setup` makes that of stream.name), or name another one \
                  in inbox.stream",
             )],
         ),
-    })
+    }
 }
 
 fn consumer(seen: &Seen) -> Judged {
     seen.stream()?;
     let name = seen.config.durable();
-    Ok(match seen.consumer.as_ref().map_err(Clone::clone)? {
-        Some(_) => Verdict::Ok(format!("consumer {name}")),
-        None => Verdict::Error(format!("there is no consumer {name}"), setup()),
-    })
+    match seen.consumer.as_ref().map_err(Clone::clone)? {
+        Some(_) => ok(format!("consumer {name}")),
+        None => error(format!("there is no consumer {name}"), setup()),
+    }
 }
 
 fn fits(seen: &Seen) -> Judged {
@@ -97,22 +97,22 @@ fn fits(seen: &Seen) -> Judged {
                 .with_caution("only if it is nobody else's: its place in the stream goes with it"),
         ];
         remedies.extend(setup());
-        return Ok(Verdict::Error(format!("{reason}, which cannot be changed"), remedies));
+        return error(format!("{reason}, which cannot be changed"), remedies);
     }
-    Ok(Verdict::Ok("a pull consumer with explicit acknowledgements".into()))
+    ok("a pull consumer with explicit acknowledgements")
 }
 
 fn settings(seen: &Seen) -> Judged {
     let found = &seen.consumer()?.config;
     if durable_consumer::obstacle(found).is_some() {
-        return Ok(Verdict::Ok("see inbox-consumer-fits".into()));
+        return ok("see inbox-consumer-fits");
     }
     let differences = durable_consumer::differences(found, &seen.config);
     if differences.is_empty() {
-        return Ok(Verdict::Ok("it is".into()));
+        return ok("it is");
     }
     let evidence = format!("not as configured: {}", differences.join(", "));
-    Ok(Verdict::Warning(evidence, setup()))
+    warning(evidence, setup())
 }
 
 fn subjects(seen: &Seen) -> Judged {
@@ -121,19 +121,19 @@ fn subjects(seen: &Seen) -> Judged {
     let never: Vec<&str> =
         seen.config.filter_subjects.iter().filter(never).map(String::as_str).collect();
     if never.is_empty() {
-        return Ok(Verdict::Ok(match seen.config.filter_subjects.as_slice() {
+        return ok(match seen.config.filter_subjects.as_slice() {
             [] => "all of the stream's".into(),
             subjects => subjects.join(", "),
-        }));
+        });
     }
     let takes = stored.join(", ");
-    Ok(Verdict::Error(
+    error(
         format!("the stream stores {takes}, and never {}", never.join(", ")),
-        vec![Remedy::advice(format!(
+        [Remedy::advice(format!(
             "name subjects of {takes} in inbox.{}.subjects",
             seen.config.consumer
         ))],
-    ))
+    )
 }
 
 /// What the broker forbids without an answer: events are handled, and come again for ever.
@@ -157,11 +157,11 @@ fn permissions(seen: &Seen) -> Judged {
     let lacking: Vec<String> =
         lacking.map(|(verb, subjects)| format!("{verb} {}", subjects.join(", "))).collect();
     if lacking.is_empty() {
-        return Ok(Verdict::Ok("everything that a worker needs".into()));
+        return ok("everything that a worker needs");
     }
     let lacking = lacking.join("; ");
     let remedy = Remedy::advice(format!("let the user {lacking}, and reload the server"));
-    Ok(Verdict::Error(format!("the user may not {lacking}"), vec![remedy]))
+    error(format!("the user may not {lacking}"), [remedy])
 }
 
 fn delivery(seen: &Seen) -> Judged {
@@ -169,24 +169,24 @@ fn delivery(seen: &Seen) -> Judged {
     let waits = format!("{} events wait", info.num_pending);
     let resume = || vec![Remedy::shell(silence::resume(info))];
     if let Some(pause) = silence::pause(info) {
-        return Ok(match info.num_pending {
-            0 => Verdict::Warning(format!("{waits}, and {pause}"), resume()),
-            _ => Verdict::Error(format!("{waits}: {pause}"), resume()),
-        });
+        return match info.num_pending {
+            0 => warning(format!("{waits}, and {pause}"), resume()),
+            _ => error(format!("{waits}: {pause}"), resume()),
+        };
     }
     let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
     let reason = at_work.iter().find(|it| it.0 == seen.config.consumer).and_then(|it| it.1.clone());
     // What a worker says of itself may be a second old.
     let is_silent = |it: &String| info.num_pending > 0 && it.starts_with(silence::SILENT);
     match reason.filter(is_silent) {
-        Some(reason) => Ok(Verdict::Error(
+        Some(reason) => error(
             reason,
-            vec![Remedy::advice(
+            [Remedy::advice(
                 "look who else takes events of the consumer, and whether its servers are well \
                  (`nats consumer info`)",
             )],
-        )),
-        None => Ok(Verdict::Ok(waits)),
+        ),
+        None => ok(waits),
     }
 }
 
@@ -194,17 +194,17 @@ fn running(seen: &Seen) -> Judged {
     let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
     let name = &seen.config.consumer;
     if at_work.iter().any(|it| it.0 == *name) {
-        return Ok(Verdict::Ok("a worker has the role".into()));
+        return ok("a worker has the role");
     }
-    Ok(Verdict::Warning(
-        "no worker has the role".into(),
-        vec![Remedy::shell(format!("tailpost inbox run --consumer {name}"))],
-    ))
+    warning(
+        "no worker has the role",
+        [Remedy::shell(format!("tailpost inbox run --consumer {name}"))],
+    )
 }
 
 fn retention(seen: &Seen) -> Judged {
     let Some(keep) = seen.config.retention else {
-        return Ok(Verdict::Ok("inbox.retention = \"off\"".into()));
+        return ok("inbox.retention = \"off\"");
     };
     let stream = seen.stream()?;
     let (name, lease) = (&seen.config.stream, seen.config.lease);
@@ -217,7 +217,7 @@ fn retention(seen: &Seen) -> Judged {
                  the stream's max_age",
             ),
         };
-        return Ok(Verdict::Error(problem, vec![remedy]));
+        return error(problem, [remedy]);
     }
-    Ok(Verdict::Ok(format!("inbox.retention = {keep:?}, max_age = {:?}", stream.max_age())))
+    ok(format!("inbox.retention = {keep:?}, max_age = {:?}", stream.max_age()))
 }

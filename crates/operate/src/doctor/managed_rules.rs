@@ -2,7 +2,7 @@
 //!
 //! A provider is known by roles and settings that only it has. The facts are from their manuals.
 
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use outbox::quote;
 use relay::Mode;
 
@@ -111,78 +111,78 @@ fn service(seen: &Seen) -> Judged {
         Some(service) => service.name().to_owned(),
         None => "none that Tailpost knows: a server of your own".to_owned(),
     };
-    Ok(Verdict::Ok(evidence))
+    ok(evidence)
 }
 
 fn logical_decoding(seen: &Seen) -> Judged {
     if seen.config.mode == Mode::Poll {
-        return Ok(Verdict::Ok(POLLS.into()));
+        return ok(POLLS);
     }
     let server = seen.server()?;
     let setting = match known(seen)? {
         Some(Service::Rds) => "rds.logical_replication",
         Some(Service::CloudSql) => "cloudsql.logical_decoding",
-        _ => return Ok(Verdict::Ok("nothing beside wal_level".into())),
+        _ => return ok("nothing beside wal_level"),
     };
     let value = server.setting(setting).unwrap_or("off");
     if matches!(value, "on" | "1") {
-        return Ok(Verdict::Ok(format!("{setting} = {value}")));
+        return ok(format!("{setting} = {value}"));
     }
     let remedies = known(seen)?.map(Service::enable_decoding).unwrap_or_default();
-    Ok(Verdict::Error(format!("{setting} = {value}"), remedies))
+    error(format!("{setting} = {value}"), remedies)
 }
 
 fn replication_role(seen: &Seen) -> Judged {
     if seen.config.mode == Mode::Poll {
-        return Ok(Verdict::Ok(POLLS.into()));
+        return ok(POLLS);
     }
     let role = seen.role()?;
     let name = quote(&role.name);
     let is = |of: &str| role.member_of.iter().any(|it| it == of);
     match known(seen)? {
-        Some(Service::Rds) if !is("rds_replication") && !is("rds_superuser") => Ok(Verdict::Error(
+        Some(Service::Rds) if !is("rds_replication") && !is("rds_superuser") => error(
             format!("role {name} is no member of rds_replication"),
-            vec![Remedy::sql(format!("GRANT rds_replication TO {name}"))],
-        )),
-        Some(Service::Rds) => Ok(Verdict::Ok("a member of rds_replication".into())),
-        Some(_) if !role.may_replicate && !role.is_superuser => Ok(Verdict::Error(
+            [Remedy::sql(format!("GRANT rds_replication TO {name}"))],
+        ),
+        Some(Service::Rds) => ok("a member of rds_replication"),
+        Some(_) if !role.may_replicate && !role.is_superuser => error(
             format!("role {name} has no REPLICATION"),
-            vec![Remedy::sql(format!("ALTER ROLE {name} REPLICATION"))],
-        )),
-        Some(_) => Ok(Verdict::Ok("REPLICATION".into())),
-        None => Ok(Verdict::Ok("no provider's".into())),
+            [Remedy::sql(format!("ALTER ROLE {name} REPLICATION"))],
+        ),
+        Some(_) => ok("REPLICATION"),
+        None => ok("no provider's"),
     }
 }
 
 fn iam(seen: &Seen) -> Judged {
     let (server, role) = (seen.server()?, seen.role()?);
     if !role.member_of.iter().any(|it| it == "rds_iam") {
-        return Ok(Verdict::Ok("no member of rds_iam".into()));
+        return ok("no member of rds_iam");
     }
     let setting = "rds.iam_auth_for_replication";
     let is_on = matches!(server.setting(setting).unwrap_or("0"), "1" | "on");
     if is_on && let Some(renewed) = seen.config.postgres.renewed().login {
-        return Ok(Verdict::Ok(format!("a member of rds_iam, with {renewed}")));
+        return ok(format!("a member of rds_iam, with {renewed}"));
     }
     if is_on {
-        return Ok(Verdict::Warning(
+        return warning(
             format!(
                 "a member of rds_iam, and {setting} is on: tokens last 15 minutes, and a relay \
                  reconnects later than that"
             ),
-            vec![
+            [
                 Remedy::advice("set postgres.password_command: docs/security.md#credentials"),
                 Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
             ],
-        ));
+        );
     }
-    Ok(Verdict::Error(
+    error(
         format!("a member of rds_iam cannot use a password, and {setting} is off"),
-        vec![
+        [
             Remedy::sql(format!("REVOKE rds_iam FROM {}", quote(&role.name))),
             Remedy::advice(format!("or set {setting} = 1 in the parameter group")),
         ],
-    ))
+    )
 }
 
 fn direct_host(seen: &Seen) -> Judged {
@@ -199,12 +199,12 @@ fn direct_host(seen: &Seen) -> Judged {
         _ if host.contains(".proxy-") && host.ends_with(".rds.amazonaws.com") => {
             "the instance or cluster behind the proxy".to_owned()
         }
-        _ => return Ok(Verdict::Ok(host.to_owned())),
+        _ => return ok(host.to_owned()),
     };
-    Ok(Verdict::Error(
+    error(
         format!("{host} is a pooler, which carries no replication"),
-        vec![Remedy::advice(format!("name the direct host in postgres.url: {direct}"))],
-    ))
+        [Remedy::advice(format!("name the direct host in postgres.url: {direct}"))],
+    )
 }
 
 /// Tailpost makes its slots so that they are synchronised, from PostgreSQL 17 on. Without one a relay
@@ -212,25 +212,25 @@ fn direct_host(seen: &Seen) -> Judged {
 fn failover(seen: &Seen) -> Judged {
     let server = seen.server()?;
     let Some(service @ (Service::Azure | Service::CloudNativePg)) = known(seen)? else {
-        return Ok(Verdict::Ok("nothing is known to be missing".into()));
+        return ok("nothing is known to be missing");
     };
     if server.version < 170_000 {
         let libraries = server.setting("shared_preload_libraries")?;
         if libraries.contains("pg_failover_slots") {
-            return Ok(Verdict::Ok("pg_failover_slots is loaded".into()));
+            return ok("pg_failover_slots is loaded");
         }
         let advice = "load pg_failover_slots (shared_preload_libraries), and restart";
-        return Ok(Verdict::Warning(
+        return warning(
             format!("shared_preload_libraries = {libraries}: a failover loses the slot"),
-            vec![Remedy::advice(advice)],
-        ));
+            [Remedy::advice(advice)],
+        );
     }
     let off: Vec<&str> = ["sync_replication_slots", "hot_standby_feedback"]
         .into_iter()
         .filter(|it| server.setting(it).is_ok_and(|value| value == "off"))
         .collect();
     if off.is_empty() {
-        return Ok(Verdict::Ok("standbys synchronise slots".into()));
+        return ok("standbys synchronise slots");
     }
     let remedies = match service {
         Service::CloudNativePg => vec![Remedy::advice(
@@ -247,28 +247,26 @@ fn failover(seen: &Seen) -> Judged {
             })
             .collect(),
     };
-    Ok(Verdict::Warning(format!("off: {}: a failover loses the slot", off.join(", ")), remedies))
+    warning(format!("off: {}: a failover loses the slot", off.join(", ")), remedies)
 }
 
 fn slot_removal(seen: &Seen) -> Judged {
     if known(seen)? != Some(Service::Neon) {
-        return Ok(Verdict::Ok("no provider is known to".into()));
+        return ok("no provider is known to");
     }
     if seen.config.rewind.retain.is_some() {
-        return Ok(Verdict::Warning(
+        return warning(
             "Neon removes slots that nobody reads for some 40 hours, and nobody reads a rewind \
-             slot"
-                .into(),
-            vec![Remedy::setting("rewind.retain", "off")],
-        ));
+             slot",
+            [Remedy::setting("rewind.retain", "off")],
+        );
     }
     match &seen.shard.slot {
-        Ok(Some(slot)) if slot.reader.is_none() => Ok(Verdict::Warning(
+        Ok(Some(slot)) if slot.reader.is_none() => warning(
             "Neon removes slots that nobody reads for some 40 hours: the relay then makes the slot \
-             anew and scans the table"
-                .into(),
-            vec![Remedy::shell("tailpost relay")],
-        )),
-        _ => Ok(Verdict::Ok("a relay reads the slot".into())),
+             anew and scans the table",
+            [Remedy::shell("tailpost relay")],
+        ),
+        _ => ok("a relay reads the slot"),
     }
 }

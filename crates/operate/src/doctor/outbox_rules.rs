@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use outbox::quote;
 use relay::Mode;
 use relay::access::columns::Misfit;
@@ -46,20 +46,20 @@ fn table(seen: &Seen) -> Judged {
     let table = &seen.config.table;
     let found = seen.any_table()?;
     if found.exists {
-        return Ok(Verdict::Ok(format!("table {table}")));
+        return ok(format!("table {table}"));
     }
     let evidence = format!("there is no table {table}");
     if let Some(problem) = found.migrations.as_ref().and_then(|it| it.problem.as_ref()) {
         let advice = format!("postgres.table may be mistyped: {problem}");
-        return Ok(Verdict::Error(evidence, vec![Remedy::advice(advice)]));
+        return error(evidence, [Remedy::advice(advice)]);
     }
     if found.migrations.as_ref().is_none_or(|it| it.applied == 0) {
-        return Ok(Verdict::Error(evidence, setup()));
+        return error(evidence, setup());
     }
     // Those that are left would publish nothing.
     let drop = |name: &str| Remedy::sql(format!("DROP PUBLICATION IF EXISTS {name}"));
     let drops = seen.config.each_shard().into_iter().map(|it| drop(&it.publication));
-    Ok(Verdict::Error(evidence, drops.chain(setup()).collect()))
+    error(evidence, drops.chain(setup()))
 }
 
 /// A warning, since another role may run set-up.
@@ -85,89 +85,89 @@ fn may_create(seen: &Seen) -> Judged {
         remedies.push(Remedy::sql(format!("GRANT {} TO {name}", quote(&found.owner))));
     }
     if remedies.is_empty() {
-        return Ok(Verdict::Ok("nothing is missing, or the role may".into()));
+        return ok("nothing is missing, or the role may");
     }
-    Ok(Verdict::Warning(
+    warning(
         format!("role {name} lacks {}, unless another role runs set-up", lacks.join(", ")),
         remedies,
-    ))
+    )
 }
 
 fn columns(seen: &Seen) -> Judged {
-    Ok(match &seen.table()?.unfit {
-        None => Verdict::Ok("they fit".into()),
+    match &seen.table()?.unfit {
+        None => ok("they fit"),
         Some(Misfit { problem, statement: Some(statement) }) => {
             let remedies = [vec![Remedy::sql(statement)], setup()].concat();
-            Verdict::Error(problem.clone(), remedies)
+            error(problem.clone(), remedies)
         }
-        Some(Misfit { problem, statement: None }) => Verdict::Error(
+        Some(Misfit { problem, statement: None }) => error(
             problem.clone(),
-            vec![Remedy::advice(
+            [Remedy::advice(
                 "mend the table as `tailpost setup --print` shows it, or name the column in \
                  [outbox.columns]",
             )],
         ),
-    })
+    }
 }
 
 fn logged(seen: &Seen) -> Judged {
     let unlogged = &seen.table()?.unlogged;
     if unlogged.is_empty() {
-        return Ok(Verdict::Ok("it is logged".into()));
+        return ok("it is logged");
     }
     let set = |it: &String| {
         Remedy::sql(format!("ALTER TABLE {it} SET LOGGED"))
             .with_caution("it writes the table anew, and everybody waits for that")
     };
-    Ok(Verdict::Error(
+    error(
         format!("UNLOGGED: {}: the log does not bring its rows", unlogged.join(", ")),
-        unlogged.iter().map(set).collect(),
-    ))
+        unlogged.iter().map(set),
+    )
 }
 
 fn former(seen: &Seen) -> Judged {
-    Ok(refusal(seen.contents()?.former.as_ref(), || "there is none".into()))
+    refusal(seen.contents()?.former.as_ref(), || "there is none".into())
 }
 
-fn refusal(found: Option<&(String, String)>, fine: impl FnOnce() -> String) -> Verdict {
+fn refusal(found: Option<&(String, String)>, fine: impl FnOnce() -> String) -> Judged {
     match found {
-        None => Verdict::Ok(fine()),
-        Some((problem, fix)) => Verdict::Error(problem.clone(), vec![Remedy::advice(fix.clone())]),
+        None => ok(fine()),
+        Some((problem, fix)) => error(problem.clone(), [Remedy::advice(fix.clone())]),
     }
 }
 
 fn schema(seen: &Seen) -> Judged {
     let lost = &seen.table()?.lost;
     if lost.is_empty() {
-        return Ok(Verdict::Ok("all of it".into()));
+        return ok("all of it");
     }
     let names: Vec<_> = lost.iter().map(|it| it.what.as_str()).collect();
     let misfits = lost.iter().filter(|it| it.is_misfit);
     let statements = misfits.filter_map(|it| it.statement.clone()).map(Remedy::sql);
-    let remedies = statements.chain(setup()).collect();
-    Ok(Verdict::Error(format!("not there: {}", names.join(", ")), remedies))
+    let remedies = statements.chain(setup());
+    error(format!("not there: {}", names.join(", ")), remedies)
 }
 
 fn migrations(seen: &Seen) -> Judged {
     let found = seen.table()?.migrations.as_ref();
     let found = found.ok_or_else(|| Skip::because("the role may not read tailpost_migrations"))?;
     if let Some(problem) = &found.problem {
-        return Ok(Verdict::Error(
+        return error(
             problem.clone(),
-            vec![Remedy::advice("look at tailpost_migrations, beside the outbox")],
-        ));
+            [Remedy::advice("look at tailpost_migrations, beside the outbox")],
+        );
     }
     if !found.pending.is_empty() {
-        return Ok(Verdict::Error(format!("missing: {}", found.pending.join(", ")), setup()));
+        return error(format!("missing: {}", found.pending.join(", ")), setup());
     }
     if !found.newer.is_empty() {
         let newer: Vec<String> = found.newer.iter().map(ToString::to_string).collect();
-        return Ok(Verdict::Warning(
+        return warning(
             format!("a newer tailpost applied {}", newer.join(", ")),
-            vec![Remedy::advice("run the newer tailpost here too")],
-        ));
+            [Remedy::advice("run the newer tailpost here too")],
+        );
     }
-    Ok(Verdict::Ok(format!("{} are applied", found.applied)))
+    ok(format!("{} are applied", found.applied))
 }
 
 fn privileges(seen: &Seen) -> Judged {
@@ -176,10 +176,10 @@ fn privileges(seen: &Seen) -> Judged {
     // Without it nothing of the tables can be asked.
     if !role.may_use_schema {
         let schema = seen.config.table.quoted_schema();
-        return Ok(Verdict::Error(
+        return error(
             format!("role {name} lacks USAGE on schema {schema}"),
-            vec![Remedy::sql(format!("GRANT USAGE ON SCHEMA {schema} TO {name}"))],
-        ));
+            [Remedy::sql(format!("GRANT USAGE ON SCHEMA {schema} TO {name}"))],
+        );
     }
     let table = seen.table()?;
     let mut evidence: Vec<String> = Vec::new();
@@ -190,21 +190,21 @@ fn privileges(seen: &Seen) -> Judged {
         remedies.push(Remedy::sql(format!("GRANT {privileges} ON {object} TO {name}")));
     }
     if remedies.is_empty() {
-        return Ok(Verdict::Ok(format!("role {name}")));
+        return ok(format!("role {name}"));
     }
-    Ok(Verdict::Error(format!("role {name} lacks {}", evidence.join("; ")), remedies))
+    error(format!("role {name} lacks {}", evidence.join("; ")), remedies)
 }
 
 fn policies(seen: &Seen) -> Judged {
     let table = seen.table()?;
     if table.policed.is_empty() {
-        return Ok(Verdict::Ok("none applies to the role".into()));
+        return ok("none applies to the role");
     }
     let role = quote(seen.config.postgres.user());
-    Ok(Verdict::Error(
+    error(
         format!("row-level security applies to role {role} on {}", table.policed.join(", ")),
-        vec![Remedy::sql(format!("ALTER ROLE {role} BYPASSRLS"))],
-    ))
+        [Remedy::sql(format!("ALTER ROLE {role} BYPASSRLS"))],
+    )
 }
 
 fn indexes(seen: &Seen) -> Judged {
@@ -214,10 +214,10 @@ fn indexes(seen: &Seen) -> Judged {
             .with_caution("inserts wait for it. An index that is being built is not valid either")
     };
     if !table.invalid_indexes.is_empty() {
-        return Ok(Verdict::Warning(
+        return warning(
             format!("not valid, and not used: {}", table.invalid_indexes.join(", ")),
-            table.invalid_indexes.iter().map(rebuild).collect(),
-        ));
+            table.invalid_indexes.iter().map(rebuild),
+        );
     }
     let is_sharded = config.each_shard().len() > 1;
     let lacking = match config.mode {
@@ -230,65 +230,59 @@ fn indexes(seen: &Seen) -> Judged {
         _ => None,
     };
     if let Some(index) = lacking {
-        return Ok(Verdict::Error(format!("there is no index {index}"), setup()));
+        return error(format!("there is no index {index}"), setup());
     }
     if !config.needs_fence() && !table.has_unmarked_index {
         let looks = match table.has_transactions_index {
             true => "looks for unmarked rows go by transaction, and read the whole table each hour",
             false => "every look for unmarked rows reads the whole table",
         };
-        return Ok(Verdict::Warning(
-            format!("there is no index idx_outbox_unpublished: {looks}"),
-            setup(),
-        ));
+        return warning(format!("there is no index idx_outbox_unpublished: {looks}"), setup());
     }
     let needless = &seen.contents()?.needless_indexes;
     if !needless.is_empty() {
-        return Ok(Verdict::Warning(
-            "relay.mark has no use for an index that costs each insert".into(),
-            needless.iter().map(|it| Remedy::sql(it.clone())).collect(),
-        ));
+        return warning(
+            "relay.mark has no use for an index that costs each insert",
+            needless.iter().cloned().map(Remedy::sql),
+        );
     }
-    Ok(Verdict::Ok("they are there".into()))
+    ok("they are there")
 }
 
 fn triggers(seen: &Seen) -> Judged {
     let found = &seen.table()?.triggers;
     if found.is_empty() {
-        return Ok(Verdict::Ok("none".into()));
+        return ok("none");
     }
     let quoted = seen.config.table.quoted();
     let disable = |it: &String| Remedy::sql(format!("ALTER TABLE {quoted} DISABLE TRIGGER {it}"));
-    Ok(Verdict::Warning(
-        format!("each marked row fires {}", found.join(", ")),
-        found.iter().map(disable).collect(),
-    ))
+    warning(format!("each marked row fires {}", found.join(", ")), found.iter().map(disable))
 }
 
 fn vacuum(seen: &Seen) -> Judged {
     let found = &seen.table()?.unvacuumed;
     if found.is_empty() {
-        return Ok(Verdict::Ok("it is not turned off".into()));
+        return ok("it is not turned off");
     }
     let reset = |it: &String| Remedy::sql(format!("ALTER TABLE {it} RESET (autovacuum_enabled)"));
-    Ok(Verdict::Warning(
+    warning(
         format!("autovacuum is off on {}: marks leave dead rows", found.join(", ")),
-        found.iter().map(reset).collect(),
-    ))
+        found.iter().map(reset),
+    )
 }
 
 fn partitions(seen: &Seen) -> Judged {
     let table = seen.table()?;
     let Some(found) = &seen.contents()?.partitions else {
-        return Ok(Verdict::Ok("it has no partitions by day".into()));
+        return ok("it has no partitions by day");
     };
     if !found.is_short {
         return ownership(seen, table, &found.until);
     }
-    Ok(Verdict::Error(
+    error(
         format!("there are partitions {}, and inserts fail from then on", found.until),
-        vec![Remedy::shell("tailpost maintain")],
-    ))
+        [Remedy::shell("tailpost maintain")],
+    )
 }
 
 /// Relays make partitions, and only an owner attaches them.
@@ -303,34 +297,34 @@ fn ownership(seen: &Seen, table: &OutboxTable, until: &str) -> Judged {
         remedies.push(Remedy::sql(format!("GRANT CREATE ON SCHEMA {schema} TO {role}")));
     }
     if remedies.is_empty() {
-        return Ok(Verdict::Ok(until.to_owned()));
+        return ok(until.to_owned());
     }
-    Ok(Verdict::Warning(
+    warning(
         format!("there are partitions {until}, and a relay with role {role} cannot make more"),
         remedies,
-    ))
+    )
 }
 
 fn shards(seen: &Seen) -> Judged {
     let count = || format!("relay.shards = {}", seen.config.each_shard().len());
-    Ok(refusal(seen.contents()?.other_shards.as_ref(), count))
+    refusal(seen.contents()?.other_shards.as_ref(), count)
 }
 
 fn upkeep(seen: &Seen) -> Judged {
     let Some(found) = &seen.contents()?.retention else {
-        return Ok(Verdict::Ok("there was no pass yet".into()));
+        return ok("there was no pass yet");
     };
     let again = vec![Remedy::shell("tailpost maintain")];
     if let Some(failure) = &found.failure {
-        return Ok(Verdict::Error(format!("the last pass failed: {failure}"), again));
+        return error(format!("the last pass failed: {failure}"), again);
     }
     let Some(age) = found.last_success_seconds else {
-        return Ok(Verdict::Ok("no pass has ended yet".into()));
+        return ok("no pass has ended yet");
     };
     let most = PASSES_MISSED * seen.config.retention.interval.as_secs_f64() + PASS_SECONDS;
     let evidence = format!("the last pass ended {age:.0} s ago");
     if age > most {
-        return Ok(Verdict::Warning(evidence, again));
+        return warning(evidence, again);
     }
-    Ok(Verdict::Ok(evidence))
+    ok(evidence)
 }

@@ -1,6 +1,6 @@
 //! Whether a relay is at work.
 
-use crate::checks::{Category, Judged, Remedy, Rule, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, ok, warning};
 use relay::Mode;
 
 use super::facts::Seen;
@@ -12,10 +12,10 @@ fn running(seen: &Seen) -> Judged {
     let start = || vec![Remedy::shell("tailpost relay")];
     if seen.config.mode == Mode::Poll {
         let pollers = seen.server()?.pollers;
-        return Ok(match pollers {
-            0 => Verdict::Warning("no relay polls the table".into(), start()),
-            count => Verdict::Ok(format!("{count} connections of relays that poll")),
-        });
+        return match pollers {
+            0 => warning("no relay polls the table", start()),
+            count => ok(format!("{count} connections of relays that poll")),
+        };
     }
     let names = seen.config.each_shard().into_iter().map(|it| it.slot);
     let mut idle = Vec::new();
@@ -26,7 +26,7 @@ fn running(seen: &Seen) -> Judged {
         }
     }
     if idle.is_empty() {
-        return Ok(Verdict::Ok("each slot is read".into()));
+        return ok("each slot is read");
     }
-    Ok(Verdict::Warning(format!("nobody reads slot {}", idle.join(", ")), start()))
+    warning(format!("nobody reads slot {}", idle.join(", ")), start())
 }

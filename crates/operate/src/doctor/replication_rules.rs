@@ -1,6 +1,6 @@
 //! What replication needs, and the publication and the slot.
 
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use outbox::quote;
 use relay::RewindConfig;
 use relay::access::standby_slots::SETTING;
@@ -65,7 +65,7 @@ fn wal_level(seen: &Seen) -> Judged {
     let server = seen.server()?;
     let value = server.setting("wal_level")?;
     if value == "logical" {
-        return Ok(Verdict::Ok("wal_level = logical".into()));
+        return ok("wal_level = logical");
     }
     let remedies = Service::of(server).map_or_else(
         || {
@@ -74,7 +74,7 @@ fn wal_level(seen: &Seen) -> Judged {
         },
         Service::enable_decoding,
     );
-    Ok(Verdict::Error(format!("wal_level = {value}"), remedies))
+    error(format!("wal_level = {value}"), remedies)
 }
 
 /// Slots that a relay of this configuration makes, and that are not there.
@@ -96,31 +96,31 @@ fn slots(seen: &Seen) -> Judged {
     let missing = missing_slots(seen, server);
     let evidence = format!("{used} of max_replication_slots = {max} are taken");
     if max - used >= missing {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let evidence = format!("{evidence}, and {missing} more are needed");
     let sql = format!("ALTER SYSTEM SET max_replication_slots = {}", used + missing + 4);
-    Ok(Verdict::Error(evidence, vec![Remedy::sql(sql), Remedy::restart("PostgreSQL")]))
+    error(evidence, [Remedy::sql(sql), Remedy::restart("PostgreSQL")])
 }
 
 fn standby_slots(seen: &Seen) -> Judged {
     let server = seen.server()?;
     let Some(listed) = server.settings.get(SETTING).filter(|it| !it.is_empty()) else {
-        return Ok(Verdict::Ok("events wait for no standby".into()));
+        return ok("events wait for no standby");
     };
     let names = listed.split(',').map(|it| it.trim_matches([' ', '"']));
     let is_read = |name: &&str| server.slots.iter().any(|it| it.name == *name && it.active);
     let (present, away): (Vec<_>, Vec<_>) = names.partition(is_read);
     if away.is_empty() {
-        return Ok(Verdict::Ok(format!("{SETTING} = {listed}")));
+        return ok(format!("{SETTING} = {listed}"));
     }
     let present = present.join(", ");
     let set = Remedy::sql(format!("ALTER SYSTEM SET {SETTING} = '{present}'"));
     let caution = "or have the standby follow: a failover to one that lacks commits loses them";
-    Ok(Verdict::Error(
+    error(
         format!("{SETTING} names {}, and no standby reads that", away.join(", ")),
-        vec![set.with_caution(caution), reload()],
-    ))
+        [set.with_caution(caution), reload()],
+    )
 }
 
 fn is_full(failure: &Failure) -> bool {
@@ -137,29 +137,29 @@ fn senders(seen: &Seen) -> Judged {
     let refused = matches!(&seen.facts.replication, Ok(Err(failure)) if is_full(failure));
     // A connection of ours was among those that are counted, or was refused.
     if max - server.walsenders >= needed - running && !refused {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let sql = format!("ALTER SYSTEM SET max_wal_senders = {}", max + needed + 4);
-    Ok(Verdict::Error(evidence, vec![Remedy::sql(sql), Remedy::restart("PostgreSQL")]))
+    error(evidence, [Remedy::sql(sql), Remedy::restart("PostgreSQL")])
 }
 
 fn role(seen: &Seen) -> Judged {
     let (server, role) = (seen.server()?, seen.role()?);
     let name = quote(&role.name);
     if role.is_superuser || role.may_replicate {
-        return Ok(Verdict::Ok(format!("role {name}")));
+        return ok(format!("role {name}"));
     }
     if Service::of(server) == Some(Service::Rds) {
         return Err(Skip::because("see managed-replication-role"));
     }
     let sql = format!("ALTER ROLE {name} REPLICATION");
-    Ok(Verdict::Error(format!("role {name} has no REPLICATION"), vec![Remedy::sql(sql)]))
+    error(format!("role {name} has no REPLICATION"), [Remedy::sql(sql)])
 }
 
 fn connection(seen: &Seen) -> Judged {
     seen.server()?;
     let Err(failure) = seen.facts.replication.as_ref().map_err(Clone::clone)? else {
-        return Ok(Verdict::Ok("IDENTIFY_SYSTEM is answered".into()));
+        return ok("IDENTIFY_SYSTEM is answered");
     };
     let said = &failure.said;
     if is_full(failure) {
@@ -175,13 +175,13 @@ fn connection(seen: &Seen) -> Judged {
         || said.contains("unsupported startup parameter")
         || said.contains("syntax error");
     if is_pooler {
-        return Ok(Verdict::Error(
+        return error(
             format!("{} is a pooler, which carries no replication: {said}", seen.host),
-            vec![Remedy::advice(
+            [Remedy::advice(
                 "name the database server itself in postgres.url (Supabase: db.PROJECT.supabase.co; \
                  Neon: the host without -pooler; PgBouncer: from 1.23 on, or the server behind it)",
             )],
-        ));
+        );
     }
     let hint = failure.hint.clone();
     let hint = hint.unwrap_or_else(|| {
@@ -189,7 +189,7 @@ fn connection(seen: &Seen) -> Judged {
          a connection to it"
             .into()
     });
-    Ok(Verdict::Error(said.clone(), vec![Remedy::advice(hint)]))
+    error(said.clone(), [Remedy::advice(hint)])
 }
 
 fn keep_size(seen: &Seen) -> Judged {
@@ -206,37 +206,37 @@ fn keep_size(seen: &Seen) -> Judged {
         vec![Remedy::sql(set).with_caution(caution), reload()]
     };
     if mib < 0 {
-        return Ok(Verdict::Warning(
-            "max_slot_wal_keep_size = -1: a slot that nobody reads fills the disk".into(),
+        return warning(
+            "max_slot_wal_keep_size = -1: a slot that nobody reads fills the disk",
             set("20GB"),
-        ));
+        );
     }
     let evidence = format!("max_slot_wal_keep_size = {mib}MB");
     let retain = seen.config.rewind.retain.map_or(0, |it| i64::try_from(it >> 20).unwrap_or(0));
     if mib < KEPT_MIB_MIN || mib <= retain {
         let size = (2 * retain).max(20 * 1024);
-        return Ok(Verdict::Warning(
+        return warning(
             format!("{evidence}: the slot is soon lost while a relay is away"),
             set(&format!("{size}MB")),
-        ));
+        );
     }
-    Ok(Verdict::Ok(evidence))
+    ok(evidence)
 }
 
 fn idle_timeout(seen: &Seen) -> Judged {
     let name = "idle_replication_slot_timeout";
     let Ok(seconds) = seen.server()?.number(name) else {
-        return Ok(Verdict::Ok(format!("this version has no {name}")));
+        return ok(format!("this version has no {name}"));
     };
     if seconds == 0 {
-        return Ok(Verdict::Ok(format!("{name} = 0")));
+        return ok(format!("{name} = 0"));
     }
     let remedies = vec![Remedy::sql(format!("ALTER SYSTEM SET {name} = 0")), reload()];
     let evidence = format!("{name} = {seconds}s: the slot of a relay that is away is lost");
-    Ok(match seen.config.wal.messages {
-        true => Verdict::Error(evidence, remedies),
-        false => Verdict::Warning(evidence, remedies),
-    })
+    match seen.config.wal.messages {
+        true => error(evidence, remedies),
+        false => warning(evidence, remedies),
+    }
 }
 
 fn other_slots(seen: &Seen) -> Judged {
@@ -275,60 +275,58 @@ fn other_slots(seen: &Seen) -> Judged {
         remedies.push(drop(it));
     }
     if evidence.is_empty() {
-        return Ok(Verdict::Ok(format!("{} slots in all", server.slots.len())));
+        return ok(format!("{} slots in all", server.slots.len()));
     }
-    Ok(Verdict::Warning(evidence.join(", "), remedies))
+    warning(evidence.join(", "), remedies)
 }
 
 fn publication(seen: &Seen) -> Judged {
     seen.server()?;
     let name = &seen.config.publication;
-    Ok(match seen.shard.publication.as_ref().map_err(Clone::clone)? {
-        Publication::Fit | Publication::Changed => Verdict::Ok(format!("publication {name}")),
-        Publication::Missing => Verdict::Error(
-            format!("there is no publication {name}"),
-            vec![Remedy::shell("tailpost setup")],
-        ),
+    match seen.shard.publication.as_ref().map_err(Clone::clone)? {
+        Publication::Fit | Publication::Changed => ok(format!("publication {name}")),
+        Publication::Missing => {
+            error(format!("there is no publication {name}"), [Remedy::shell("tailpost setup")])
+        }
         Publication::Unfit(reason, statement) => {
             let evidence = format!("publication {name}: {reason}");
-            Verdict::Error(evidence, vec![Remedy::sql(statement)])
+            error(evidence, [Remedy::sql(statement)])
         }
-    })
+    }
 }
 
 fn publication_age(seen: &Seen) -> Judged {
     slot(seen)?;
     if *seen.shard.publication.as_ref().map_err(Clone::clone)? != Publication::Changed {
-        return Ok(Verdict::Ok("it was not changed since".into()));
+        return ok("it was not changed since");
     }
-    Ok(Verdict::Warning(
+    warning(
         "the publication was changed after the slot was created, and the log may lack rows: a relay \
-         makes the slot anew and scans the table"
-            .into(),
-        vec![Remedy::shell("tailpost relay --once")],
-    ))
+         makes the slot anew and scans the table",
+        [Remedy::shell("tailpost relay --once")],
+    )
 }
 
 fn slot_exists(seen: &Seen) -> Judged {
     seen.server()?;
     let name = &seen.config.slot;
-    Ok(match seen.shard.slot.as_ref().map_err(Clone::clone)? {
-        Some(SlotFacts { waits_for: Some(Blocker { pid, who }), .. }) => Verdict::Warning(
+    match seen.shard.slot.as_ref().map_err(Clone::clone)? {
+        Some(SlotFacts { waits_for: Some(Blocker { pid, who }), .. }) => warning(
             format!(
                 "PostgreSQL makes slot {name} wait for {who}; a relay publishes from the table \
                  meanwhile"
             ),
-            vec![Remedy::sql(match pid {
+            [Remedy::sql(match pid {
                 0 => "SELECT gid, prepared FROM pg_prepared_xacts ORDER BY prepared".into(),
                 pid => format!("SELECT pg_terminate_backend({pid})"),
             })],
         ),
-        Some(_) => Verdict::Ok(format!("slot {name}")),
-        None => Verdict::Error(
+        Some(_) => ok(format!("slot {name}")),
+        None => error(
             format!("there is no slot {name}: nothing holds the log for a relay"),
-            vec![Remedy::shell("tailpost setup")],
+            [Remedy::shell("tailpost setup")],
         ),
-    })
+    }
 }
 
 fn slot_fits(seen: &Seen) -> Judged {
@@ -338,14 +336,14 @@ fn slot_fits(seen: &Seen) -> Judged {
         let fit = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_';
         let other: String = other.chars().filter(|it| fit(*it)).take(60).collect();
         let rename = Remedy::setting("postgres.slot", &other);
-        Verdict::Error(evidence, vec![rename, Remedy::shell("tailpost setup")])
+        error(evidence, [rename, Remedy::shell("tailpost setup")])
     };
     if slot.database.as_deref() != Some(&server.database) {
         let whose = slot.database.as_deref().unwrap_or("no database: it is physical");
-        return Ok(renamed(format!("slot {name} belongs to {whose}")));
+        return renamed(format!("slot {name} belongs to {whose}"));
     }
     if slot.plugin.as_deref() == Some("pgoutput") && slot.is_known && !slot.is_temporary {
-        return Ok(Verdict::Ok("pgoutput, and its start is on record".into()));
+        return ok("pgoutput, and its start is on record");
     }
     let plugin = slot.plugin.as_deref().unwrap_or("no plugin");
     let evidence = match plugin {
@@ -353,14 +351,14 @@ fn slot_fits(seen: &Seen) -> Judged {
         _ => format!("slot {name} has the output plugin {plugin}"),
     };
     if slot.reader.is_some() {
-        return Ok(renamed(format!("{evidence}, and somebody reads it")));
+        return renamed(format!("{evidence}, and somebody reads it"));
     }
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
     let drop = Remedy::sql(drop).with_caution(
         "only if it is nobody else's: its reader loses what it has not read. Else give \
          postgres.slot another name",
     );
-    Ok(Verdict::Error(evidence, vec![drop, Remedy::shell("tailpost setup")]))
+    error(evidence, [drop, Remedy::shell("tailpost setup")])
 }
 
 fn slot_log(seen: &Seen) -> Judged {
@@ -368,32 +366,32 @@ fn slot_log(seen: &Seen) -> Judged {
     let status = slot.wal_status.as_deref().unwrap_or("unknown");
     let why = slot.invalidation.as_deref().map(|it| format!(" ({it})")).unwrap_or_default();
     match status {
-        "lost" => Ok(Verdict::Error(
+        "lost" => error(
             format!("wal_status = lost{why}: the log is gone"),
-            vec![Remedy::shell("tailpost slot create")],
-        )),
-        "unreserved" => Ok(Verdict::Warning(
-            "wal_status = unreserved: the slot is lost at the next checkpoint".into(),
-            vec![Remedy::shell("tailpost relay")],
-        )),
-        _ => Ok(Verdict::Ok(format!("wal_status = {status}"))),
+            [Remedy::shell("tailpost slot create")],
+        ),
+        "unreserved" => warning(
+            "wal_status = unreserved: the slot is lost at the next checkpoint",
+            [Remedy::shell("tailpost relay")],
+        ),
+        _ => ok(format!("wal_status = {status}")),
     }
 }
 
 fn slot_reader(seen: &Seen) -> Judged {
     let slot = slot(seen)?;
     let Some(reader) = &slot.reader else {
-        return Ok(Verdict::Ok("nobody reads it".into()));
+        return ok("nobody reads it");
     };
     let pid = reader.pid;
     let application = reader.application.as_deref().unwrap_or_default();
     if application == seen.config.postgres.replication_name() {
-        return Ok(Verdict::Ok(format!("process {pid} ({application}) reads it")));
+        return ok(format!("process {pid} ({application}) reads it"));
     }
-    Ok(Verdict::Error(
+    error(
         format!("process {pid} ({application}) reads it, which is no relay"),
-        vec![Remedy::sql(format!("SELECT pg_terminate_backend({pid})"))],
-    ))
+        [Remedy::sql(format!("SELECT pg_terminate_backend({pid})"))],
+    )
 }
 
 fn slot_idle(seen: &Seen) -> Judged {
@@ -402,16 +400,13 @@ fn slot_idle(seen: &Seen) -> Judged {
     let limit = seen.config.wal.limit.map(|it| i64::try_from(it).unwrap_or(i64::MAX));
     let most = limit.unwrap_or(IDLE_BYTES_MAX).min(IDLE_BYTES_MAX);
     if slot.retained_bytes < most {
-        return Ok(Verdict::Ok(kept));
+        return ok(kept);
     }
-    Ok(match slot.reader {
-        Some(_) => Verdict::Warning(
+    match slot.reader {
+        Some(_) => warning(
             format!("{kept}, and a relay reads it: it lags, or the broker is away"),
-            vec![Remedy::shell("tailpost status")],
+            [Remedy::shell("tailpost status")],
         ),
-        None => Verdict::Warning(
-            format!("{kept}, and nobody reads it"),
-            vec![Remedy::shell("tailpost relay")],
-        ),
-    })
+        None => warning(format!("{kept}, and nobody reads it"), [Remedy::shell("tailpost relay")]),
+    }
 }

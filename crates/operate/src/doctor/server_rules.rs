@@ -1,6 +1,6 @@
 //! What the database server has to be like.
 
-use crate::checks::{Category, Judged, Remedy, Rule, Skip, Verdict};
+use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use outbox::quote;
 use relay::Mode;
 use relay::access::encoding;
@@ -34,8 +34,8 @@ const fn rule(id: &'static str, title: &'static str, judge: fn(&Seen) -> Judged)
 
 fn reachable(seen: &Seen) -> Judged {
     match &seen.facts.server {
-        Ok(_) => Ok(Verdict::Ok(seen.config.postgres.to_string())),
-        Err(failure) => Ok(Verdict::Error(failure.said.clone(), login_remedies(seen, failure))),
+        Ok(_) => ok(seen.config.postgres.to_string()),
+        Err(failure) => error(failure.said.clone(), login_remedies(seen, failure)),
     }
 }
 
@@ -62,21 +62,19 @@ fn version(seen: &Seen) -> Judged {
     let is_sharded = seen.config.each_shard().len() > 1;
     let (version, text) = (server.version, format!("PostgreSQL {}", server.version_text));
     match version {
-        ..140_000 => {
-            Ok(Verdict::Error(text, vec![Remedy::advice("upgrade PostgreSQL to 14 or later")]))
-        }
-        ..150_000 if is_sharded => Ok(Verdict::Error(
+        ..140_000 => error(text, [Remedy::advice("upgrade PostgreSQL to 14 or later")]),
+        ..150_000 if is_sharded => error(
             format!("{text}, and row filters came with 15"),
-            vec![Remedy::setting("relay.shards", "1")],
-        )),
-        _ => Ok(Verdict::Ok(text)),
+            [Remedy::setting("relay.shards", "1")],
+        ),
+        _ => ok(text),
     }
 }
 
 fn primary(seen: &Seen) -> Judged {
     let server = seen.server()?;
     if !server.in_recovery {
-        return Ok(Verdict::Ok("pg_is_in_recovery() is false".into()));
+        return ok("pg_is_in_recovery() is false");
     }
     let which = server.primary.as_deref();
     let which = which.map(|it| format!(", which follows {it}")).unwrap_or_default();
@@ -84,21 +82,21 @@ fn primary(seen: &Seen) -> Judged {
         Some(primary) => format!("name the primary, {primary}, in postgres.url"),
         None => "name the primary in postgres.url".into(),
     };
-    Ok(Verdict::Error(format!("a standby{which}"), vec![Remedy::advice(advice)]))
+    error(format!("a standby{which}"), [Remedy::advice(advice)])
 }
 
 fn encryption(seen: &Seen) -> Judged {
     let server = seen.server()?;
     if server.is_encrypted {
-        return Ok(Verdict::Ok("TLS".into()));
+        return ok("TLS");
     }
     if server.is_local {
-        return Ok(Verdict::Ok("not encrypted, and within one machine".into()));
+        return ok("not encrypted, and within one machine");
     }
-    Ok(Verdict::Warning(
+    warning(
         format!("not encrypted, to {}", seen.host),
-        vec![Remedy::setting("postgres.sslmode", "verify-full")],
-    ))
+        [Remedy::setting("postgres.sslmode", "verify-full")],
+    )
 }
 
 fn connections(seen: &Seen) -> Judged {
@@ -110,10 +108,10 @@ fn connections(seen: &Seen) -> Judged {
     let limit = i64::from(role.connection_limit);
     if (0..needed).contains(&limit) && !role.is_superuser {
         let name = quote(&role.name);
-        return Ok(Verdict::Error(
+        return error(
             format!("role {name} may have {limit} connections, and a relay takes up to {needed}"),
-            vec![Remedy::sql(format!("ALTER ROLE {name} CONNECTION LIMIT -1"))],
-        ));
+            [Remedy::sql(format!("ALTER ROLE {name} CONNECTION LIMIT -1"))],
+        );
     }
     let reserved = server.number("superuser_reserved_connections").unwrap_or(0);
     let max = server.number("max_connections")?;
@@ -122,19 +120,19 @@ fn connections(seen: &Seen) -> Judged {
     // Those of a relay that runs are among them.
     let is_read = seen.facts.shards.iter().any(|it| it.is_read());
     if free >= needed || is_read && free > 0 {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let sql = format!("ALTER SYSTEM SET max_connections = {}", max + 2 * needed);
-    Ok(Verdict::Warning(evidence, vec![Remedy::sql(sql), Remedy::restart("PostgreSQL")]))
+    warning(evidence, [Remedy::sql(sql), Remedy::restart("PostgreSQL")])
 }
 
 fn old_transactions(seen: &Seen) -> Judged {
     let Some(oldest) = &seen.server()?.oldest else {
-        return Ok(Verdict::Ok("none is open that this role may see".into()));
+        return ok("none is open that this role may see");
     };
     let age = format!("{:.0} s", oldest.seconds);
     if oldest.seconds < OLD_SECONDS {
-        return Ok(Verdict::Ok(format!("the oldest is {age} old")));
+        return ok(format!("the oldest is {age} old"));
     }
     let (evidence, remedy) = match oldest.pid {
         Some(pid) => (
@@ -151,18 +149,15 @@ fn old_transactions(seen: &Seen) -> Judged {
                 ),
         ),
     };
-    Ok(Verdict::Warning(
-        format!("{evidence}: a new slot waits for it, and vacuum removes no rows"),
-        vec![remedy],
-    ))
+    warning(format!("{evidence}: a new slot waits for it, and vacuum removes no rows"), [remedy])
 }
 
 fn database_encoding(seen: &Seen) -> Judged {
     let name = seen.server()?.setting("server_encoding")?;
-    Ok(match encoding::refusal(name) {
-        None => Verdict::Ok(name.to_owned()),
-        Some((problem, fix)) => Verdict::Error(problem, vec![Remedy::advice(fix)]),
-    })
+    match encoding::refusal(name) {
+        None => ok(name.to_owned()),
+        Some((problem, fix)) => error(problem, [Remedy::advice(fix)]),
+    }
 }
 
 fn clock(seen: &Seen) -> Judged {
@@ -177,8 +172,8 @@ pub(super) fn judge_clock(whose: &str, ahead: f64, error: f64) -> Judged {
     }
     let evidence = format!("{whose} is {ahead:+.1} s from this machine");
     if ahead.abs() - error <= CLOCK_SECONDS {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let advice = "synchronise the clocks of both machines (`timedatectl set-ntp true`)";
-    Ok(Verdict::Warning(evidence, vec![Remedy::advice(advice)]))
+    warning(evidence, [Remedy::advice(advice)])
 }

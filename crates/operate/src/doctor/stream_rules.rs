@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::checks::{Category, Judged, Remedy, Rule, Verdict, shell_word};
+use crate::checks::{Category, Judged, Remedy, Rule, Severity, error, ok, shell_word, warning};
 use async_nats::jetstream::stream::Config as Stream;
 use outbox::wire::subjects_overlap;
 use relay::Mode;
@@ -59,19 +59,16 @@ fn edit(stream: &str, option: &str) -> Vec<Remedy> {
 fn exists(seen: &Seen) -> Judged {
     seen.broker()?;
     let name = &seen.config.stream.name;
-    Ok(match seen.shard.stream.as_ref().map_err(Clone::clone)? {
-        Some(stream) => Verdict::Ok(format!("stream {name}, {} messages", stream.messages)),
-        None => Verdict::Error(
-            format!("there is no stream {name}"),
-            vec![Remedy::shell("tailpost setup")],
-        ),
-    })
+    match seen.shard.stream.as_ref().map_err(Clone::clone)? {
+        Some(stream) => ok(format!("stream {name}, {} messages", stream.messages)),
+        None => error(format!("there is no stream {name}"), [Remedy::shell("tailpost setup")]),
+    }
 }
 
 fn overlap(seen: &Seen) -> Judged {
     let found = seen.shard.overlaps.as_ref().map_err(Clone::clone)?;
     if found.is_empty() {
-        return Ok(Verdict::Ok("none does".into()));
+        return ok("none does");
     }
     let ours = [seen.config.stream.subjects.clone(), seen.config.routing().patterns()].concat();
     let is_ours = |subject: &&String| ours.iter().any(|it| subjects_overlap(it, subject));
@@ -85,7 +82,7 @@ fn overlap(seen: &Seen) -> Judged {
             true => vec![Remedy::setting("stream.name", stream)],
         });
     }
-    Ok(Verdict::Error(evidence.join("; "), remedies))
+    error(evidence.join("; "), remedies)
 }
 
 /// What the relay itself would say at its start.
@@ -94,13 +91,13 @@ fn finding(seen: &Seen, about: &str) -> Judged {
     let found = stream_check::findings(&seen.config, stream, &seen.broker()?.version);
     let mut found = found.into_iter().chain(seen.stream()?.mapped.clone());
     let Some(found) = found.find(|it| it.about == about) else {
-        return Ok(Verdict::Ok(well(stream, about)));
+        return ok(well(stream, about));
     };
     let remedies = remedies(seen, about, found.fix);
-    Ok(match found.fatal {
-        true => Verdict::Error(found.reason, remedies),
-        false => Verdict::Warning(found.reason, remedies),
-    })
+    match found.fatal {
+        true => error(found.reason, remedies),
+        false => warning(found.reason, remedies),
+    }
 }
 
 fn well(stream: &Stream, about: &str) -> String {
@@ -151,16 +148,16 @@ fn replicas(seen: &Seen) -> Judged {
     let stream = seen.stream()?;
     let judged = finding(seen, "replicas")?;
     let count = stream.config.num_replicas;
-    match judged {
-        Verdict::Warning(evidence, _) if seen.broker()?.cluster.is_none() => Ok(Verdict::Warning(
-            evidence,
-            vec![Remedy::advice(format!(
+    match judged.severity {
+        Severity::Warning if seen.broker()?.cluster.is_none() => warning(
+            judged.evidence,
+            [Remedy::advice(format!(
                 "run three nats-servers as a cluster, then `nats stream edit {} --replicas 3`",
                 seen.config.stream.name
             ))],
-        )),
-        Verdict::Ok(_) => Ok(Verdict::Ok(format!("{count} replicas"))),
-        other => Ok(other),
+        ),
+        Severity::Ok => ok(format!("{count} replicas")),
+        _ => Ok(judged),
     }
 }
 
@@ -182,25 +179,25 @@ fn room(seen: &Seen) -> Judged {
         remedies.extend(edit(name, &format!("--max-bytes={}", 10 * limits.max_bytes)));
     }
     if remedies.is_empty() {
-        return Ok(Verdict::Ok(format!("{} messages, {} bytes", stream.messages, stream.bytes)));
+        return ok(format!("{} messages, {} bytes", stream.messages, stream.bytes));
     }
-    Ok(Verdict::Warning(evidence.join(", "), remedies))
+    warning(evidence.join(", "), remedies)
 }
 
 fn message_size(seen: &Seen) -> Judged {
     let stream = seen.stream()?;
     let max = i64::from(stream.config.max_message_size);
     if max <= 0 {
-        return Ok(Verdict::Ok("max_msg_size is not set".into()));
+        return ok("max_msg_size is not set");
     }
     let Some(largest) = seen.contents()?.largest_payload else {
-        return Ok(Verdict::Ok(format!("max_msg_size = {max}, and no row waits")));
+        return ok(format!("max_msg_size = {max}, and no row waits"));
     };
     let evidence = format!("max_msg_size = {max}, and the largest row that waits has {largest}");
     if largest < max {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
-    Ok(Verdict::Error(evidence, edit(&seen.config.stream.name, "--max-msg-size=-1")))
+    error(evidence, edit(&seen.config.stream.name, "--max-msg-size=-1"))
 }
 
 fn max_age(seen: &Seen) -> Judged {
@@ -210,13 +207,13 @@ fn max_age(seen: &Seen) -> Judged {
     let evidence = format!("max_age is {}, and stream.max_age {}", say(found), say(wanted));
     let is_short = found.is_some_and(|found| wanted.is_none_or(|wanted| found < wanted));
     if !is_short {
-        return Ok(Verdict::Ok(evidence));
+        return ok(evidence);
     }
     let seconds = wanted.map_or(0, |it| it.as_secs());
     let remedies = edit(&seen.config.stream.name, &format!("--max-age={seconds}s"));
     // In keyed mode the stream is what says that an event is published already.
     if seen.config.mode != Mode::Fenced && found < Some(seen.config.stream.duplicate_window) {
-        return Ok(Verdict::Error(evidence, remedies));
+        return error(evidence, remedies);
     }
-    Ok(Verdict::Warning(evidence, remedies))
+    warning(evidence, remedies)
 }
