@@ -99,14 +99,12 @@ impl Ledger {
     }
 
     /// Says which events may be in the stream without a row: those deleted on purpose.
-    #[must_use]
     pub fn allowing(mut self, deleted: impl IntoIterator<Item = Uuid>) -> Self {
         self.allowed.extend(deleted);
         self
     }
 
     /// Says which rows came with `published_at`: nobody is to publish them again.
-    #[must_use]
     pub fn without(mut self, published: impl IntoIterator<Item = Uuid>) -> Self {
         for id in published {
             self.rows.remove(&id);

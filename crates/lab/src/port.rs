@@ -40,13 +40,11 @@ impl Port {
     }
 
     /// Its number.
-    #[must_use]
     pub fn number(&self) -> u16 {
         self.number
     }
 
     /// Its address.
-    #[must_use]
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
     }

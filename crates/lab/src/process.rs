@@ -151,14 +151,12 @@ impl Process {
 
 /// The most memory that a process ever had, in bytes; `None` if it has ended, or where the system
 /// does not tell.
-#[must_use]
 pub fn peak_memory_bytes(pid: u32) -> Option<u64> {
     told(pid, "VmHWM:")
 }
 
 /// Memory of a process that shows what is in files, in bytes: mostly its code, which grows as it is
 /// run; `None` as for [`peak_memory_bytes`].
-#[must_use]
 pub fn file_memory_bytes(pid: u32) -> Option<u64> {
     told(pid, "RssFile:")
 }

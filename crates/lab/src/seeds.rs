@@ -8,7 +8,6 @@ use std::ops::Range;
 /// # Panics
 ///
 /// If one of them is no number.
-#[must_use]
 pub fn seeds(usual: u64) -> Seeds {
     let given = |name| std::env::var(name).ok().map(|it| it.parse::<u64>().expect("a number"));
     let first = given("FIRST_SEED").unwrap_or(0);

@@ -67,7 +67,6 @@ impl Stranger {
     }
 
     /// How many answers it gave.
-    #[must_use]
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
@@ -88,7 +87,6 @@ pub struct Forged {
 
 impl Forged {
     /// An answer to `reply`.
-    #[must_use]
     pub fn new(reply: &str, payload: impl Into<Vec<u8>>) -> Self {
         Self { subject: reply.to_owned(), payload: payload.into() }
     }
@@ -108,7 +106,6 @@ pub struct Forger {
 
 impl Forger {
     /// With `plausible` some are acknowledgements that nobody can tell from the stream's.
-    #[must_use]
     pub fn new(seed: u64, stream: &str, plausible: bool) -> Self {
         let (random, heard) = (StdRng::seed_from_u64(seed), Vec::new());
         Self { random, stream: stream.to_owned(), plausible, consumer: None, heard }
@@ -116,7 +113,6 @@ impl Forger {
 
     /// Publishes into the stream as well, on what the server says of a consumer, and to whom answers
     /// were due before.
-    #[must_use]
     pub fn everywhere(self, consumer: &str) -> Self {
         Self { consumer: Some(consumer.to_owned()), ..self }
     }

@@ -55,7 +55,6 @@ pub struct Audited {
 
 impl Audited {
     /// Where it is in the list.
-    #[must_use]
     pub fn place(&self) -> AuditPlace {
         (self.at, self.key.clone())
     }

@@ -46,7 +46,6 @@ impl Category {
     ];
 
     /// As it is written.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Postgres => "postgres",
@@ -78,7 +77,6 @@ pub enum Severity {
 
 impl Severity {
     /// As it is written.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -119,44 +117,37 @@ pub struct Remedy {
 
 impl Remedy {
     /// A statement for PostgreSQL.
-    #[must_use]
     pub fn sql(text: impl Into<String>) -> Self {
         Self { kind: RemedyKind::Sql, text: text.into(), caution: None }
     }
 
     /// A command for a shell.
-    #[must_use]
     pub fn shell(text: impl Into<String>) -> Self {
         Self { kind: RemedyKind::Shell, text: text.into(), caution: None }
     }
 
     /// `section.key = value`, as in `tailpost.toml`.
-    #[must_use]
     pub fn setting(key: &str, value: &str) -> Self {
         Self { kind: RemedyKind::Setting, text: format!("{key} = \"{value}\""), caution: None }
     }
 
     /// A server that has to be restarted.
-    #[must_use]
     pub fn restart(server: &str) -> Self {
         Self { kind: RemedyKind::Restart, text: format!("restart {server}"), caution: None }
     }
 
     /// Something that no command does.
-    #[must_use]
     pub fn advice(text: impl Into<String>) -> Self {
         Self { kind: RemedyKind::Advice, text: text.into(), caution: None }
     }
 
     /// With what it costs.
-    #[must_use]
     pub fn with_caution(self, caution: impl Into<String>) -> Self {
         Self { caution: Some(caution.into()), ..self }
     }
 }
 
 /// A name as one word of a shell's command: others may have chosen it.
-#[must_use]
 pub fn shell_word(name: &str) -> String {
     let is_plain = |it: char| it.is_ascii_alphanumeric() || "_-.".contains(it);
     match !name.is_empty() && name.chars().all(is_plain) {
@@ -203,7 +194,6 @@ pub struct Skip(pub String);
 
 impl Skip {
     /// With its reason.
-    #[must_use]
     pub fn because(reason: impl Into<String>) -> Self {
         Self(reason.into())
     }
@@ -251,7 +241,6 @@ pub struct Rule<F: ?Sized> {
 
 impl<F: ?Sized> Rule<F> {
     /// A rule about what `tailpost setup` makes.
-    #[must_use]
     pub const fn new(
         id: &'static str,
         category: Category,
@@ -262,14 +251,12 @@ impl<F: ?Sized> Rule<F> {
     }
 
     /// The same, to hold before set-up too.
-    #[must_use]
     pub const fn before_setup(mut self) -> Self {
         self.before_setup = true;
         self
     }
 
     /// Judges the facts about `subject`.
-    #[must_use]
     pub fn check(&self, facts: &F, subject: Option<String>) -> Check {
         let skipped = |Skip(evidence)| {
             let (severity, remedies) = (Severity::Skipped, Vec::new());
@@ -304,13 +291,11 @@ pub struct Scope {
 
 impl Scope {
     /// Whether the rule is applied.
-    #[must_use]
     pub fn has<F: ?Sized>(&self, rule: &Rule<F>) -> bool {
         (rule.before_setup || !self.before_setup) && self.wants(rule.id, rule.category)
     }
 
     /// Whether a check of this name is wanted.
-    #[must_use]
     pub fn wants(&self, id: &str, category: Category) -> bool {
         let named = |names: &[String]| names.iter().any(|it| it == id || it == category.name());
         (self.only.is_empty() || named(&self.only)) && !named(&self.skip)

@@ -79,7 +79,6 @@ pub struct Holder {
 
 impl Consumers {
     /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
-    #[must_use]
     pub fn new(connection: Connection, outbox: &Table) -> Self {
         Self { connection, outbox: outbox.clone(), schema: outbox.quoted_schema() }
     }

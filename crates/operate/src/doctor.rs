@@ -54,7 +54,6 @@ const RULES: [&[Rule<Seen>]; 5] = [
 ];
 
 /// The ids of all checks, with what they are about.
-#[must_use]
 pub fn doctor_checks() -> Vec<(&'static str, Category)> {
     let of_the_log = [replication_rules::RULES, replication_rules::EACH_SHARD, stream_rules::RULES];
     let rules = RULES.iter().chain(&of_the_log).flat_map(|it| it.iter());

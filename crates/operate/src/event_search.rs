@@ -71,7 +71,6 @@ pub struct FoundEvent {
 
 impl FoundEvent {
     /// Where it is in the order of a search.
-    #[must_use]
     pub fn place(&self) -> EventPlace {
         (self.occurred_at, self.id)
     }

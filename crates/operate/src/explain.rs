@@ -46,7 +46,6 @@ pub struct Explanation {
 
 impl Explanation {
     /// Whether nothing is known of the event.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.row.is_none()
             && self.dead_letter.is_none()

@@ -80,7 +80,6 @@ pub struct Repair {
 
 impl Repair {
     /// Findings that are not repaired.
-    #[must_use]
     pub fn left(&self) -> u64 {
         let others = self.unrepaired.iter().map(|it| it.count).sum::<u64>();
         if self.executed { others + self.young + self.changed } else { others }

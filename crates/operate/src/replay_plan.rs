@@ -53,7 +53,6 @@ pub struct ReplayPlan {
 
 impl ReplayPlan {
     /// The source that would be read.
-    #[must_use]
     pub fn source(&self) -> Option<&SourceHolds> {
         self.sources.iter().find(|it| it.source == self.chosen.name())
     }

@@ -80,7 +80,6 @@ pub struct ReplayEntry {
 
 impl ReplayEntry {
     /// How much of how much is worked through.
-    #[must_use]
     pub fn progress(&self) -> (u64, u64) {
         if self.source == ReplaySource::Wal.name() {
             // Their number is unknown.
@@ -91,7 +90,6 @@ impl ReplayEntry {
     }
 
     /// Whether nothing more will be published.
-    #[must_use]
     pub fn has_ended(&self) -> bool {
         matches!(self.status.as_str(), "done" | "cancelled")
     }

@@ -66,7 +66,6 @@ pub struct Storage {
 }
 
 /// What [`setup`] would do on servers that have nothing yet.
-#[must_use]
 pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
     let shards = config.each_shard();
     let publications: String = shards.iter().map(|it| create_publication(it) + ";\n").collect();

@@ -47,7 +47,6 @@ pub struct RetentionStatus {
 
 impl RetentionStatus {
     /// Whether inserts have a partition for so short a time that there is a warning.
-    #[must_use]
     pub fn is_short_of_partitions(&self) -> bool {
         self.partitions_until.is_some_and(|until| is_short(until, Timestamp::now()))
     }

@@ -164,7 +164,6 @@ pub struct MarkConfig {
 
 impl Config {
     /// Every setting but the servers at its default.
-    #[must_use]
     pub fn new(postgres: PostgresTarget, nats: NatsTarget) -> Self {
         Self {
             postgres,
@@ -207,7 +206,6 @@ impl Config {
 
     /// Whether only the expected sequence keeps messages single, because they have no
     /// `Nats-Msg-Id`: such a relay works in fenced mode or not at all.
-    #[must_use]
     pub fn needs_fence(&self) -> bool {
         self.mark.by == MarkBy::Lean
     }

@@ -160,7 +160,6 @@ impl Error {
 
     /// Whether trying again may help without anybody changing anything. Unknown errors of the
     /// servers count as transient: retrying loses nothing, giving up needs an operator.
-    #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Connect(error) => error.is_transient(),
@@ -191,13 +190,11 @@ impl Error {
     }
 
     /// Whether a credential or a certificate that is read anew for each connection is at fault.
-    #[must_use]
     pub fn is_renewable(&self) -> bool {
         matches!(self, Self::Connect(error) if error.is_renewable())
     }
 
     /// What the operator can do about it, for errors that do not pass by themselves.
-    #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Connect(error) => error.hint(),
@@ -251,7 +248,6 @@ impl Error {
     }
 
     /// Whether PostgreSQL refused something for lack of rights.
-    #[must_use]
     pub fn is_forbidden(&self) -> bool {
         self.code() == Some(SqlState::INSUFFICIENT_PRIVILEGE)
     }

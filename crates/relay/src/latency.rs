@@ -78,19 +78,16 @@ impl Latency {
     }
 
     /// How many durations were counted.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
     /// The upper bound, in seconds, of the native bucket of this number.
-    #[must_use]
     pub fn bound(bucket: i32) -> f64 {
         (f64::from(bucket) / f64::from(PER_OCTAVE)).exp2()
     }
 
     /// Both together.
-    #[must_use]
     pub(crate) fn plus(mut self, other: &Self) -> Self {
         self.counts.iter_mut().zip(other.counts).for_each(|(it, more)| *it += more);
         self.native.iter_mut().zip(other.native).for_each(|(it, more)| *it += more);
@@ -100,7 +97,6 @@ impl Latency {
     }
 
     /// The native buckets that have something.
-    #[must_use]
     pub fn native(&self) -> NativeBuckets {
         let mut buckets = NativeBuckets { zero: self.zero, ..NativeBuckets::default() };
         let (mut next, mut before) = (0, 0);

@@ -30,7 +30,6 @@ pub struct ReplaySelection {
 
 impl ReplaySelection {
     /// Whether nothing is said.
-    #[must_use]
     pub fn is_everything(&self) -> bool {
         *self == Self::default()
     }
@@ -73,7 +72,6 @@ pub enum ReplaySource {
 
 impl ReplaySource {
     /// Its name in JSON and in the database.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Table => "table",

@@ -45,7 +45,6 @@ pub struct Reports {
 
 impl Reports {
     /// For a relay without waiters and spans.
-    #[must_use]
     pub fn to(status: watch::Sender<Status>) -> Self {
         Self { status, waiting: Waiting::default(), spans: None }
     }

@@ -32,7 +32,6 @@ pub enum Destination {
 impl Route {
     /// Whether every event that `later` takes is taken by this rule, so that `later`, behind it,
     /// would never decide about any.
-    #[must_use]
     pub fn hides(&self, later: &Self) -> bool {
         self.aggregate_type.covers(&later.aggregate_type)
             && self.event_type.covers(&later.event_type)
@@ -54,13 +53,11 @@ pub struct Glob {
 
 impl Glob {
     /// Takes every text: `*`.
-    #[must_use]
     pub fn any() -> Self {
         Self { pieces: vec![String::new(), String::new()] }
     }
 
     /// Whether it takes `text`.
-    #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let Some((first, rest)) = self.pieces.split_first() else { return false };
         let Some((last, middle)) = rest.split_last() else { return text == first };

@@ -61,13 +61,11 @@ pub struct Shards {
 
 impl Shards {
     /// All of `count` shards, 1 at least.
-    #[must_use]
     pub fn new(count: u32) -> Self {
         Self { count, one: None }
     }
 
     /// How many there are.
-    #[must_use]
     pub fn count(self) -> u32 {
         self.count
     }

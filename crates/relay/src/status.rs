@@ -128,19 +128,16 @@ pub struct Status {
 
 impl Status {
     /// Time since the relay last got on.
-    #[must_use]
     pub fn last_progress_age(&self) -> Option<Duration> {
         self.last_progress.map(|at| at.elapsed())
     }
 
     /// How long the oldest event of the log waits that is read and not resolved; 0 if none does.
-    #[must_use]
     pub fn lag(&self) -> Duration {
         waited_since(self.oldest_unresolved_at)
     }
 
     /// What the broker has yet to take, in bytes of log.
-    #[must_use]
     pub fn lag_bytes(&self) -> u64 {
         self.received_lsn.0.saturating_sub(self.resolved_lsn.0)
     }
@@ -197,7 +194,6 @@ impl Role {
     pub const ALL: [Self; 4] = [Self::Starting, Self::Standby, Self::Active, Self::Stopped];
 
     /// The name used in JSON and metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",

@@ -23,13 +23,11 @@ impl Backoff {
     pub const PROGRAM: Self = Self::new(Duration::from_secs(1), Duration::from_secs(30));
 
     /// Delays from `first` to `max`.
-    #[must_use]
     pub const fn new(first: Duration, max: Duration) -> Self {
         Self { first, max }
     }
 
     /// The delay after so many failures in a row; none after none.
-    #[must_use]
     pub fn after(self, failures: u32) -> Duration {
         match failures.checked_sub(1) {
             None => Duration::ZERO,

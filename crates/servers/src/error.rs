@@ -9,7 +9,6 @@ use async_nats::ConnectErrorKind;
 use tokio_postgres::error::{DbError, SqlState};
 
 /// An error and what caused it, in one line. For logs; a terminal gets the chain.
-#[must_use]
 pub fn describe(error: &dyn StdError) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
@@ -149,7 +148,6 @@ impl Error {
     /// What is not proven to be definite counts as transient, and so does the refusal of what is read
     /// anew for each connection.
     #[deny(clippy::wildcard_enum_match_arm)]
-    #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Invalid { .. } | Self::File { .. } | Self::HandedOn { .. } => false,
@@ -163,7 +161,6 @@ impl Error {
 
     /// Whether a server, or the client for its sake, refuses what it was shown.
     #[deny(clippy::wildcard_enum_match_arm)]
-    #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Invalid { .. }
@@ -186,7 +183,6 @@ impl Error {
 
     /// Whether it passes when somebody renews a credential or a certificate where it is, without
     /// starting anything again.
-    #[must_use]
     pub fn is_renewable(&self) -> bool {
         match self {
             Self::File { .. } | Self::Command { .. } => true,
@@ -210,7 +206,6 @@ impl Error {
     }
 
     /// Whether the configuration itself is at fault, whatever the servers do.
-    #[must_use]
     pub fn is_configuration(&self) -> bool {
         match self {
             Self::Invalid { .. } | Self::File { .. } => true,
@@ -220,7 +215,6 @@ impl Error {
     }
 
     /// What the operator can do about it.
-    #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Invalid { .. } => None,

@@ -177,7 +177,6 @@ impl NatsTarget {
     /// Has a token, or a user with a password, read anew for each connection: `again` makes the
     /// target as it is configured then, and its credentials are used. If that fails, those that are
     /// known are.
-    #[must_use]
     pub fn reread_by<F>(mut self, again: F) -> Self
     where
         F: Fn() -> Result<Self, Box<dyn StdError + Send + Sync>> + Send + Sync + 'static,
@@ -291,7 +290,6 @@ impl NatsTarget {
 }
 
 /// JetStream as a connected process asks it: under its `nats.api_prefix`.
-#[must_use]
 pub fn jetstream_of(client: &Client) -> Context {
     jetstream::with_prefix(client.clone(), jetstream_api::prefix())
 }

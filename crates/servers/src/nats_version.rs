@@ -5,7 +5,6 @@ pub const UPGRADE: &str = "upgrade nats-server to 2.12.2 or later, or to 2.11.11
 
 /// Whether the server takes the text of one header, in a name or a value, for another header. Then
 /// what an event says can switch off deduplication and the fence.
-#[must_use]
 pub fn misreads_headers(version: &str) -> bool {
     let mended = |it| it >= (2, 12, 2) || ((2, 11, 11)..(2, 12, 0)).contains(&it);
     parse(version).is_some_and(|it| !mended(it))
@@ -13,7 +12,6 @@ pub fn misreads_headers(version: &str) -> bool {
 
 /// Whether the server has fast-ingest batches that can be relied on: nats-server#8106 mends a race on
 /// a change of leader.
-#[must_use]
 pub fn takes_batches(version: &str) -> bool {
     parse(version).is_some_and(|it| it >= (2, 14, 1))
 }

@@ -34,14 +34,12 @@ pub struct Partition {
 
 impl Partition {
     /// What a row of [`LOAD`] says.
-    #[must_use]
     pub fn of(row: &Row) -> Self {
         Self { name: row.get(0), since: row.get(1), until: row.get(2) }
     }
 }
 
 /// Which times, as PostgreSQL takes them where a partition is attached.
-#[must_use]
 pub fn bounds(since: Option<Timestamp>, until: Option<Timestamp>) -> String {
     let bound = |at: Option<Timestamp>, open: &str| match at {
         Some(at) => format!("'{at}'"),
@@ -63,13 +61,11 @@ impl Partitions {
     }
 
     /// Each of them, the oldest first.
-    #[must_use]
     pub fn all(&self) -> &[Partition] {
         &self.0
     }
 
     /// Up to where every time from `time` on has a partition; `time` itself if it has none.
-    #[must_use]
     pub fn covered_from(&self, time: Timestamp) -> Timestamp {
         let mut covered = time;
         for it in &self.0 {
@@ -81,25 +77,21 @@ impl Partitions {
     }
 
     /// Whether this time has a partition.
-    #[must_use]
     pub fn have(&self, time: Timestamp) -> bool {
         self.covered_from(time) > time
     }
 
     /// Where the last partition ends that has nothing from `time` on.
-    #[must_use]
     pub fn last_end_before(&self, time: Timestamp) -> Option<Timestamp> {
         self.0.iter().filter_map(|it| it.until).filter(|until| *until <= time).max()
     }
 
     /// Where the first partition begins that has nothing up to `time`.
-    #[must_use]
     pub fn next_begin_after(&self, time: Timestamp) -> Option<Timestamp> {
         self.0.iter().filter_map(|it| it.since).filter(|since| *since > time).min()
     }
 
     /// The partitions that have nothing from `time` on.
-    #[must_use]
     pub fn before(&self, time: Timestamp) -> Vec<Partition> {
         let old = self.0.iter().filter(|it| it.until.is_some_and(|until| until <= time));
         old.cloned().collect()
@@ -107,14 +99,12 @@ impl Partitions {
 }
 
 /// The beginning of the day that `time` is in, in UTC.
-#[must_use]
 pub fn midnight(time: Timestamp) -> Timestamp {
     let day = ZonedRound::new().smallest(Unit::Day).mode(RoundMode::Floor);
     time.to_zoned(TimeZone::UTC).round(day).map_or(time, |it| it.timestamp())
 }
 
 /// The beginning of the day after that.
-#[must_use]
 pub fn next_midnight(time: Timestamp) -> Timestamp {
     midnight(time).checked_add(24.hours()).unwrap_or(time)
 }

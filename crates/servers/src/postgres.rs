@@ -171,7 +171,6 @@ impl PostgresTarget {
     }
 
     /// The time allowed for opening a connection, and for running a program that gives the password.
-    #[must_use]
     pub fn connect_timeout(&self) -> Duration {
         let of_server = self.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
         of_server + self.password.as_ref().map_or(Duration::ZERO, SecretSource::takes_at_most)
@@ -211,7 +210,6 @@ impl PostgresTarget {
     }
 
     /// The same, with at most so many sessions at a time; all copies share them.
-    #[must_use]
     pub fn pooled(self, limits: PoolLimits) -> Self {
         let pool = Pool::new(limits, session_settings::set(self.options()));
         Self { pool: Some(pool), ..self }

@@ -23,7 +23,6 @@ pub struct HostileMessage {
 
 impl HostileMessage {
     /// The whole subject.
-    #[must_use]
     pub fn subject(&self, prefix: &str) -> Vec<u8> {
         [prefix.as_bytes(), b".", &self.token].concat()
     }
@@ -36,7 +35,6 @@ pub struct Messages {
 
 impl Messages {
     /// Fixes what [`Messages::draw`] returns, but for the time in it.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { random: StdRng::seed_from_u64(seed) }
     }

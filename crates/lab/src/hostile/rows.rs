@@ -25,7 +25,6 @@ impl Shape {
     pub const ALL: [Self; 3] = [Self::Documented, Self::Adopted, Self::Partitioned];
 
     /// The statements that make the table, before `tailpost setup`.
-    #[must_use]
     pub fn create(self) -> &'static str {
         match self {
             Self::Documented => {
@@ -89,13 +88,11 @@ pub struct HostileRow {
 
 impl HostileRow {
     /// The statement that inserts it.
-    #[must_use]
     pub fn insert(&self) -> String {
         self.insert_as(self.id)
     }
 
     /// The statement that inserts it under another id, so that it can be told from the first.
-    #[must_use]
     pub fn insert_as(&self, id: Uuid) -> String {
         let names: Vec<&str> = self.values.iter().map(|it| it.0).collect();
         let values: Vec<&str> = self.values.iter().map(|it| it.1.as_str()).collect();
@@ -104,7 +101,6 @@ impl HostileRow {
     }
 
     /// The odd columns, for people.
-    #[must_use]
     pub fn describe(&self) -> String {
         let column = |(name, value): &(&str, &str)| {
             let end = value.floor_char_boundary(40);
@@ -122,13 +118,11 @@ pub struct Rows {
 
 impl Rows {
     /// Fixes what [`Rows::draw`] returns, ids included.
-    #[must_use]
     pub fn new(shape: Shape, seed: u64) -> Self {
         Self { columns: shape.columns(), random: StdRng::seed_from_u64(seed) }
     }
 
     /// Also what the relay writes down about an event is odd.
-    #[must_use]
     pub fn with_bookkeeping(mut self) -> Self {
         self.columns.extend_from_slice(BOOKKEEPING);
         self

@@ -75,19 +75,16 @@ impl Tally {
     }
 
     /// Whether every committed event is there once, in order, and nothing else is.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         self.lost + self.duplicates + self.out_of_order + self.phantoms == 0
     }
 
     /// Whether every committed event that is not a dead letter is marked as published.
-    #[must_use]
     pub fn is_marked(&self) -> bool {
         self.marked + self.dead >= self.committed
     }
 
     /// The first offending ids of each kind, a line each; empty if there are none.
-    #[must_use]
     pub fn offenders(&self) -> String {
         let Findings { lost, duplicates, out_of_order, phantoms } = &self.findings;
         let kinds = [

@@ -6,7 +6,6 @@ use super::rewinder::RewindPlan;
 
 impl RewindPlan {
     /// Labels, some with a blank before those that belong to the one above, and what they say.
-    #[must_use]
     pub fn in_words(&self) -> Vec<(&'static str, String)> {
         let counts = &self.counts;
         let mut lines = Vec::new();

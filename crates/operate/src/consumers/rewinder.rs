@@ -151,7 +151,6 @@ impl Rewinder {
     }
 
     /// A plan counts for no longer: then its counts are of the first messages.
-    #[must_use]
     pub fn counting_within(self, limit: Duration) -> Self {
         Self { count_within: Some(limit), ..self }
     }

@@ -125,7 +125,6 @@ async fn consumers(client: &Client, stream: &str, subject: &str) -> Result<Vec<S
 
 impl Canary {
     /// The event's id.
-    #[must_use]
     pub fn id(&self) -> Uuid {
         self.event.id
     }

@@ -56,7 +56,6 @@ impl Kind {
     ];
 
     /// Its name in JSON.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Gap => "gap",
@@ -76,7 +75,6 @@ impl Kind {
     }
 
     /// What was found.
-    #[must_use]
     pub fn title(self) -> &'static str {
         match self {
             Self::Gap => "events that the stream lacks",
@@ -96,7 +94,6 @@ impl Kind {
     }
 
     /// What to do about it.
-    #[must_use]
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Gap => {

@@ -17,14 +17,12 @@ const SHARDED_SUBJECT: &str = "outbox.{shard}.{aggregate_type}.{event_type}";
 
 impl Config {
     /// The shard that this is the configuration of; `None` if it is that of all, or of the only one.
-    #[must_use]
     pub fn shard(&self) -> Option<Shard> {
         self.shards.one.map(|number| Shard { number, of: self.shards.count })
     }
 
     /// The configurations of the relays that share the work, each with slot, publication, stream and
     /// subjects of its own. Where there is but one shard, that is this configuration.
-    #[must_use]
     pub fn each_shard(&self) -> Vec<Self> {
         if self.shards.count == 1 || self.shards.one.is_some() {
             return vec![self.clone()];
@@ -92,7 +90,6 @@ impl Config {
 
     /// What was configured for a slot of another number of shards, this being the configuration of all;
     /// `None` if it had another name.
-    #[must_use]
     pub fn before(&self, slot: &str) -> Option<Self> {
         match Shard::parse(slot) {
             Some((base, shard)) if base == self.slot => {
@@ -105,7 +102,6 @@ impl Config {
     }
 
     /// How many shards a slot was one of.
-    #[must_use]
     pub fn shards_of_slot(slot: &str) -> u32 {
         Shard::parse(slot).map_or(1, |(_, shard)| shard.of)
     }

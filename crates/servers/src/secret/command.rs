@@ -79,7 +79,6 @@ impl Runs {
 
 impl SecretCommand {
     /// Takes the program and its arguments; `None` if no program is named.
-    #[must_use]
     pub fn new(argv: Vec<String>) -> Option<Self> {
         let mut argv = argv.into_iter();
         let program = argv.next().filter(|it| !it.trim().is_empty())?;
