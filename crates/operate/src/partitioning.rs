@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use relay::{Config, Error};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::maintain::make_ahead;
 use crate::sql::{Kind, Store};
 
 /// How long a lock on a table that others use is tried to get: each attempt is short, because others
@@ -74,15 +72,6 @@ pub(super) async fn convert(config: &Config, store: &Store) -> Result<bool, Erro
     store.ensure_key_index(until).await?;
     patiently(store, async || store.swap(until).await).await?;
     Ok(true)
-}
-
-/// Partitions for the next days, if the table has some by day: how many were made now, and up to when
-/// there are some.
-pub(super) async fn ahead(
-    config: &Config,
-    store: &Store,
-) -> Result<Option<(u64, Option<Timestamp>)>, Error> {
-    make_ahead(store, &config.retention).await
 }
 
 /// Tries again what did not get a lock.

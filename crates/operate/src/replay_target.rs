@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream;
-use async_nats::jetstream::stream::DiscardPolicy;
+use async_nats::jetstream::stream::{DiscardPolicy, Stream};
 use futures_util::TryStreamExt;
 use outbox::wire::subject_matches;
 use relay::access::{stream_check, unless_denied};
@@ -15,11 +14,6 @@ use tokio::time::timeout;
 /// How long listing the consumers may take: less than a request over HTTP may.
 const LISTING_MAX: Duration = Duration::from_secs(2);
 
-/// The stream that is to store copies.
-pub(super) struct Target {
-    stream: jetstream::stream::Stream,
-}
-
 /// Looks at the stream that is to store copies.
 ///
 /// # Errors
@@ -30,59 +24,57 @@ pub(super) async fn look(
     config: &Config,
     nats: &async_nats::Client,
     prefix: Option<&str>,
-) -> Result<Target, Error> {
+) -> Result<Stream, Error> {
     let name = &config.stream.name;
     let stream = stream_check::look(nats, name).await?;
     if let Some(prefix) = prefix {
         check_prefix(prefix, name, &stream.cached_info().config.subjects)?;
     }
-    Ok(Target { stream })
+    Ok(stream)
 }
 
-impl Target {
-    /// Its durable consumers.
-    ///
-    /// # Errors
-    ///
-    /// Why they are unknown, as a warning: without them the plan holds as well.
-    pub(super) async fn consumers(
-        &self,
-        link: &watch::Receiver<NatsLink>,
-    ) -> Result<Vec<String>, String> {
-        let listed = self.stream.consumers().try_collect::<Vec<_>>();
-        let listed = async { listed.await.map_err(Error::jetstream("list them")) };
-        let late = Err(Error::Stalled("NATS does not answer"));
-        match timeout(LISTING_MAX, unless_denied(link, listed)).await.unwrap_or(late) {
-            Ok(listed) => Ok(listed.into_iter().filter_map(|it| it.config.durable_name).collect()),
-            Err(error) => Err(format!(
-                "which consumers stream {} has is unknown: {}. Those without an inbox repeat their \
-                 effects, unless they deduplicate by the event's id",
-                self.stream.cached_info().config.name,
-                describe(&error)
-            )),
-        }
+/// The durable consumers of a stream.
+///
+/// # Errors
+///
+/// Why they are unknown, as a warning: without them the plan holds as well.
+pub(super) async fn consumers(
+    stream: &Stream,
+    link: &watch::Receiver<NatsLink>,
+) -> Result<Vec<String>, String> {
+    let listed = stream.consumers().try_collect::<Vec<_>>();
+    let listed = async { listed.await.map_err(Error::jetstream("list them")) };
+    let late = Err(Error::Stalled("NATS does not answer"));
+    match timeout(LISTING_MAX, unless_denied(link, listed)).await.unwrap_or(late) {
+        Ok(listed) => Ok(listed.into_iter().filter_map(|it| it.config.durable_name).collect()),
+        Err(error) => Err(format!(
+            "which consumers stream {} has is unknown: {}. Those without an inbox repeat their \
+             effects, unless they deduplicate by the event's id",
+            stream.cached_info().config.name,
+            describe(&error)
+        )),
     }
+}
 
-    /// What the limits of the stream mean for so many copies, if anything.
-    pub(super) fn warning(&self, copies: Option<u64>) -> Option<String> {
-        let info = self.stream.cached_info();
-        let (stream, state) = (&info.config, &info.state);
-        let copies = copies.filter(|it| *it > 0)?;
-        let limit = |it: i64| u64::try_from(it).ok().filter(|it| *it > 0);
-        let size = state.bytes.checked_div(state.messages).unwrap_or(0);
-        let (messages, bytes) = (state.messages + copies, state.bytes + copies * size);
-        let over = match (limit(stream.max_messages), limit(stream.max_bytes)) {
-            (Some(max), _) if messages > max => format!("max_msgs is {max}"),
-            (_, Some(max)) if bytes > max => format!("max_bytes is {max}"),
-            _ => return None,
-        };
-        let then = match stream.discard {
-            DiscardPolicy::New => "then it takes nothing more, new events included",
-            DiscardPolicy::Old => "then it removes its oldest messages",
-        };
-        let (name, held) = (&stream.name, state.messages);
-        Some(format!("stream {name} may become full: {over}, and it has {held} messages; {then}"))
-    }
+/// What the limits of the stream mean for so many copies, if anything.
+pub(super) fn warning(stream: &Stream, copies: Option<u64>) -> Option<String> {
+    let info = stream.cached_info();
+    let (stream, state) = (&info.config, &info.state);
+    let copies = copies.filter(|it| *it > 0)?;
+    let limit = |it: i64| u64::try_from(it).ok().filter(|it| *it > 0);
+    let size = state.bytes.checked_div(state.messages).unwrap_or(0);
+    let (messages, bytes) = (state.messages + copies, state.bytes + copies * size);
+    let over = match (limit(stream.max_messages), limit(stream.max_bytes)) {
+        (Some(max), _) if messages > max => format!("max_msgs is {max}"),
+        (_, Some(max)) if bytes > max => format!("max_bytes is {max}"),
+        _ => return None,
+    };
+    let then = match stream.discard {
+        DiscardPolicy::New => "then it takes nothing more, new events included",
+        DiscardPolicy::Old => "then it removes its oldest messages",
+    };
+    let (name, held) = (&stream.name, state.messages);
+    Some(format!("stream {name} may become full: {over}, and it has {held} messages; {then}"))
 }
 
 /// The stream has to store what is published under the prefix.

@@ -2,7 +2,6 @@
 
 use async_nats::jetstream::stream::{RetentionPolicy, State};
 use jiff::Timestamp;
-use outbox::wire::StoredMessage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -11,7 +10,6 @@ pub use super::replay_plan::{ReplayPlan, SourceHolds};
 use super::replay_target;
 use super::rewind_holds::{check_log, wal_holds};
 use crate::sql::Store;
-use crate::whole_stream;
 use crate::whole_stream::WholeStream;
 use relay::Error;
 use relay::access::unless_denied;
@@ -156,7 +154,7 @@ pub async fn plan_replay(
         store.check_tables().await?;
         let (nats, link) = config.nats.connect_watched(NAME).await?;
         let target = unless_denied(&link, replay_target::look(&config, &nats, prefix)).await?;
-        let consumers = target.consumers(&link).await;
+        let consumers = replay_target::consumers(&target, &link).await;
         let (of_table, oldest) = table_holds(&config, &store, selection).await?;
         let of_stream = Box::pin(stream_holds(&config, &store, &nats, selection, oldest));
         let of_stream = unless_denied(&link, of_stream).await?;
@@ -180,7 +178,10 @@ pub async fn plan_replay(
             stream: config.stream.name.clone(),
             sources,
             chosen,
-            warnings: target.warning(events).into_iter().chain(consumers.clone().err()).collect(),
+            warnings: replay_target::warning(&target, events)
+                .into_iter()
+                .chain(consumers.clone().err())
+                .collect(),
             consumers: consumers.ok(),
         });
     }
@@ -241,24 +242,14 @@ async fn stream_holds(
     let (first, last) = (info.state.first_sequence.max(1), info.state.last_sequence);
     let (mut from, mut to) = (first, last);
     if let Some(since) = selection.since {
-        let is_since = |it: &StoredMessage<'_>| Some(it.time >= since);
-        from = from.max(reader.first_where(first, last, is_since).await?);
+        from = from.max(reader.first_since((first, last), since).await?);
     }
     if let Some(until) = selection.until {
-        let is_behind = |it: &StoredMessage<'_>| Some(it.time >= until);
-        to = to.min(reader.first_where(first, last, is_behind).await?.saturating_sub(1));
+        to = to.min(reader.first_since((first, last), until).await?.saturating_sub(1));
     }
-    let state = store.load_state(&config.slot).await?;
-    let system = state.and_then(|it| it.system_identifier.parse::<u64>().ok());
-    // Outside of fenced mode messages may have changed places within the window.
-    let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
     if let Some(lsn) = selection.from_lsn {
-        let is_there = |it: &StoredMessage<'_>| {
-            let position = whole_stream::position(it)?;
-            Some(Some(position.system_id) == system && position.lsn >= lsn.0)
-        };
-        let found = reader.first_where(first, last, is_there).await?;
-        from = from.max(found.saturating_sub(margin));
+        let state = store.load_state(&config.slot).await?;
+        from = from.max(reader.first_at((first, last), lsn, state.as_ref(), config).await?);
     }
     let keeps = info.config.retention == RetentionPolicy::Limits
         && info.config.max_messages_per_subject <= 0

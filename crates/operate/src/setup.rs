@@ -20,7 +20,8 @@ use serde_json::Value;
 use servers::nats_version::takes_batches;
 use tokio_postgres::error::SqlState;
 
-use super::partitioning::{ahead, begin, convert};
+use super::maintain::make_ahead;
+use super::partitioning::{begin, convert};
 use crate::retire::retire;
 use crate::sql::{Store, create_index};
 
@@ -230,7 +231,7 @@ async fn tables(
     if partitioned && Box::pin(convert(config, store)).await? {
         steps[0].created = true;
     }
-    if let Some((created, until)) = ahead(config, store).await? {
+    if let Some((created, until)) = make_ahead(store, &config.retention).await? {
         let until = until.map_or_else(|| "for ever".into(), |it| format!("until {it}"));
         steps.push(SetupStep { what: format!("partitions {until}"), created: created > 0 });
     }

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use outbox::wire::StoredMessage;
 use pgoutput::Lsn;
 use relay::access::StateRow;
 use relay::{Config, Error, MarkBy, Mode};
@@ -27,7 +26,6 @@ use crate::verify_rules::cut::{Cut, Marking, ShardCut};
 use crate::verify_rules::snapshot::Snapshot;
 use crate::verify_rules::spilled::{MessageRecord, OrderRecord, OrphanRecord, RowRecord, Spilled};
 use crate::verify_rules::{Finding, KindCount, Unjudged};
-use crate::whole_stream;
 
 /// How long a relay may take to be done with what the snapshot shows. What it is not done with then
 /// is pending.
@@ -178,11 +176,10 @@ impl<'a> Run<'a> {
     /// Finds the first message that counts.
     async fn begin_at(&mut self, shard: usize) -> Result<(), Error> {
         let (config, stream) = (&self.shards[shard], &self.streams[shard]);
-        let (first, last) = (stream.first, stream.before);
-        let mut begins = first;
+        let range = (stream.range.first, stream.range.before);
+        let mut begins = range.0;
         if let Some(since) = self.options.since {
-            let is_since = |it: &StoredMessage<'_>| Some(it.time >= since);
-            begins = begins.max(stream.reader.first_where(first, last, is_since).await?);
+            begins = begins.max(stream.reader.first_since(range, since).await?);
         }
         if let Some(lsn) = self.options.from_lsn {
             if config.mode == Mode::Poll {
@@ -191,15 +188,8 @@ impl<'a> Run<'a> {
                 return Err(Error::Conflict(problem.into()));
             }
             let state = self.present.load_state(&config.slot).await?;
-            let system = state.and_then(|it| it.system_identifier.parse::<u64>().ok());
-            let is_there = |it: &StoredMessage<'_>| {
-                let position = whole_stream::position(it)?;
-                Some(Some(position.system_id) == system && position.lsn >= lsn.0)
-            };
-            let found = stream.reader.first_where(first, last, is_there).await?;
-            // Outside of fenced mode messages may have changed places within the window.
-            let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
-            begins = begins.max(found.saturating_sub(margin));
+            let from = stream.reader.first_at(range, lsn, state.as_ref(), config);
+            begins = begins.max(from.await?);
         }
         self.streams[shard].begin(begins).await
     }

@@ -12,9 +12,11 @@ use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, pull};
 use async_nats::jetstream::stream::{ConsumerErrorKind, Stream};
 use async_nats::{Client, jetstream};
 use futures_util::StreamExt;
+use jiff::Timestamp;
 use outbox::wire::{StoredMessage, header};
-use relay::Error;
-use relay::access::direct_get;
+use pgoutput::Lsn;
+use relay::access::{StateRow, direct_get};
+use relay::{Config, Error, Mode};
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -149,10 +151,9 @@ impl WholeStream {
     /// The sequence of the first message from `first` to `last` of which `is_wanted`, where all
     /// behind it are, too; one behind `last` if there is none. Messages without an answer
     /// (`None`) are passed over.
-    pub(crate) async fn first_where(
+    async fn first_where(
         &self,
-        first: u64,
-        last: u64,
+        (first, last): (u64, u64),
         is_wanted: impl Fn(&StoredMessage<'_>) -> Option<bool>,
     ) -> Result<u64, Error> {
         let (mut low, mut high) = (first, last + 1);
@@ -173,6 +174,35 @@ impl WholeStream {
             if wanted == Some(false) { low = at } else { high = middle }
         }
         Ok(low)
+    }
+
+    /// As [`first_where`](Self::first_where), of those that were stored at that time or later.
+    pub(crate) async fn first_since(
+        &self,
+        range: (u64, u64),
+        time: Timestamp,
+    ) -> Result<u64, Error> {
+        self.first_where(range, |it| Some(it.time >= time)).await
+    }
+
+    /// As [`first_where`](Self::first_where), of those that the relay stored when the log, which is
+    /// that of `state`, had come to `lsn`: at least as early as the first of them.
+    pub(crate) async fn first_at(
+        &self,
+        range: (u64, u64),
+        lsn: Lsn,
+        state: Option<&StateRow>,
+        config: &Config,
+    ) -> Result<u64, Error> {
+        let system = state.and_then(|it| it.system_identifier.parse::<u64>().ok());
+        let is_there = |it: &StoredMessage<'_>| {
+            let position = position(it)?;
+            Some(Some(position.system_id) == system && position.lsn >= lsn.0)
+        };
+        let found = self.first_where(range, is_there).await?;
+        // Outside of fenced mode messages may have changed places within the window.
+        let margin = if config.mode == Mode::Fenced { 0 } else { config.window.events as u64 };
+        Ok(found.saturating_sub(margin))
     }
 
     /// When the first message from `sequence` on was stored, in microseconds from 1970 on.
@@ -209,7 +239,7 @@ fn stored(message: &StoredMessage<'_>) -> Result<ReadMessage, Error> {
 }
 
 /// How far the log had come with a message, of any cluster.
-pub(crate) fn position(message: &StoredMessage<'_>) -> Option<outbox::wire::Position> {
+fn position(message: &StoredMessage<'_>) -> Option<outbox::wire::Position> {
     let headers = message.headers();
     if headers.text(header::REPLAY).is_some() {
         // The event's own position is from long before.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use async_nats::Client;
 use async_nats::jetstream::stream::{Info, RetentionPolicy};
 use jiff::Timestamp;
-use outbox::wire::{Position, StoredMessage};
+use outbox::wire::Position;
 use relay::Error;
 use relay::access::{TailReader, stream_check};
 use tokio::sync::watch;
@@ -30,15 +30,10 @@ pub(super) struct StreamSource {
     pub(super) name: String,
     pub(super) reader: WholeStream,
     tail: TailReader,
-    /// The first sequence that is read.
-    pub(super) first: u64,
-    /// The last one before the table is read.
-    pub(super) before: u64,
+    /// What is read, as far as that is known.
+    pub(super) range: StreamRange,
     messages: u64,
-    forgets: bool,
-    is_from_the_beginning: bool,
-    first_at_micros: i64,
-    transforms: bool,
+    read: u64,
     /// `None` where only a part of the stream is compared.
     pub(super) removals: Option<Removals>,
 }
@@ -54,13 +49,18 @@ impl StreamSource {
             name: name.to_owned(),
             reader,
             tail,
-            first: info.state.first_sequence.max(1),
-            before: info.state.last_sequence,
+            range: StreamRange {
+                first: info.state.first_sequence.max(1),
+                before: info.state.last_sequence,
+                last: 0,
+                is_from_the_beginning: info.state.first_sequence <= 1,
+                first_at_micros: first_at_micros(&info),
+                forgets: forgets(&info),
+                transforms: info.config.subject_transform.is_some(),
+                rows_deleted_below: 0,
+            },
             messages: info.state.messages,
-            forgets: forgets(&info),
-            is_from_the_beginning: info.state.first_sequence <= 1,
-            first_at_micros: first_at_micros(&info),
-            transforms: info.config.subject_transform.is_some(),
+            read: 0,
             removals: Some(Removals::of(&stream, &info).await),
         })
     }
@@ -70,31 +70,31 @@ impl StreamSource {
         let removals = self.removals.as_ref();
         LeftOut {
             stream: self.name.clone(),
-            below: removals.map_or(u64::MAX, Removals::unread_from).min(self.first),
+            below: removals.map_or(u64::MAX, Removals::unread_from).min(self.range.first),
             until_micros: removals.map_or(i64::MAX, |it| it.until_micros),
         }
     }
 
     /// Leaves out what lies before a sequence.
     pub(super) async fn begin(&mut self, first: u64) -> Result<(), Error> {
-        if first <= self.first {
+        if first <= self.range.first {
             return Ok(());
         }
-        self.messages = self.messages.saturating_sub(first - self.first);
-        self.is_from_the_beginning = false;
+        self.messages = self.messages.saturating_sub(first - self.range.first);
         self.removals = None;
-        self.first = first;
+        self.range.is_from_the_beginning = false;
+        self.range.first = first;
         // Nothing is there yet: what happens from now on is within reach.
         let at = self.reader.stored_at_micros(first).await?;
-        self.first_at_micros = at.unwrap_or(i64::MAX / 2);
+        self.range.first_at_micros = at.unwrap_or(i64::MAX / 2);
         Ok(())
     }
 
     /// The first sequence up to `last` whose row cannot have been published before that time.
     pub(super) async fn stored_before(&self, before: Timestamp, last: u64) -> Result<u64, Error> {
-        let before = before.as_microsecond().saturating_add(CLOCKS_DIFFER_MICROS);
-        let is_later = |it: &StoredMessage<'_>| Some(it.time.as_microsecond() >= before);
-        self.reader.first_where(self.first, last, is_later).await
+        let micros = before.as_microsecond().saturating_add(CLOCKS_DIFFER_MICROS);
+        let before = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+        self.reader.first_since((self.range.first, last), before).await
     }
 
     /// How many messages there are to read, at most.
@@ -123,7 +123,6 @@ fn first_at_micros(info: &Info) -> i64 {
 pub(super) struct StreamRecords {
     sources: Vec<StreamSource>,
     filing: Filing,
-    ends: Vec<End>,
 }
 
 /// What was read of the streams.
@@ -135,14 +134,6 @@ pub(super) struct FiledStreams {
     pub(super) reads: Vec<StreamRead>,
     /// Messages that are no event.
     pub(super) foreign: u64,
-}
-
-/// A stream when it was read.
-#[derive(Debug, Clone, Copy, Default)]
-struct End {
-    first: u64,
-    last: u64,
-    messages: u64,
 }
 
 /// Turns messages into records.
@@ -182,62 +173,42 @@ impl StreamRecords {
             read: 0,
             progress: progress.clone(),
         };
-        let ends = vec![End::default(); sources.len()];
-        Ok(Self { sources, filing, ends })
+        Ok(Self { sources, filing })
     }
 
     /// Reads what was there before the table's snapshot.
     pub(super) async fn read_before(&mut self) -> Result<(), Error> {
-        for at in 0..self.sources.len() {
-            let (first, last) = (self.sources[at].first, self.sources[at].before);
-            self.read(at, first, last).await?;
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            self.filing.read(at, source, source.range.first, source.range.before).await?;
         }
         Ok(())
     }
 
     /// Reads on to the present ends.
     pub(super) async fn read_on(&mut self) -> Result<(), Error> {
-        for at in 0..self.sources.len() {
-            let last = self.sources[at].tail.info().await?.state.last_sequence;
-            let from = self.sources[at].first.max(self.sources[at].before + 1);
-            self.read(at, from, last).await?;
+        for (at, source) in self.sources.iter_mut().enumerate() {
+            let from = source.range.first.max(source.range.before + 1);
+            let last = source.tail.info().await?.state.last_sequence;
+            self.filing.read(at, source, from, last).await?;
             // What the stream forgot meanwhile may have been missed.
-            let first = self.sources[at].tail.info().await?.state.first_sequence;
-            self.ends[at].first = first.max(self.sources[at].first);
-            self.ends[at].last = last;
+            let first = source.tail.info().await?.state.first_sequence;
+            source.range.first = first.max(source.range.first);
+            source.range.is_from_the_beginning &= source.range.first <= 1;
+            source.range.last = last;
         }
         Ok(())
     }
 
-    async fn read(&mut self, at: usize, from: u64, to: u64) -> Result<(), Error> {
-        self.filing.stream = u16::try_from(at).unwrap_or(u16::MAX);
-        let read = self.filing.read;
-        self.sources[at].reader.read(from, to, &mut self.filing).await?;
-        self.ends[at].messages += self.filing.read - read;
-        Ok(())
-    }
-
     pub(super) fn finish(self) -> Result<FiledStreams, Error> {
-        let all = || self.sources.iter().zip(&self.ends);
-        let range = |(source, end): (&StreamSource, &End)| StreamRange {
-            first: end.first,
-            before: source.before,
-            last: end.last,
-            is_from_the_beginning: source.is_from_the_beginning && end.first <= 1,
-            first_at_micros: source.first_at_micros,
-            forgets: source.forgets,
-            transforms: source.transforms,
-            rows_deleted_below: 0,
-        };
-        let read = |(source, end): (&StreamSource, &End)| StreamRead {
-            name: source.name.clone(),
-            first_sequence: end.first,
-            last_sequence: end.last,
-            messages: end.messages,
+        let read = |it: &StreamSource| StreamRead {
+            name: it.name.clone(),
+            first_sequence: it.range.first,
+            last_sequence: it.range.last,
+            messages: it.read,
         };
         Ok(FiledStreams {
-            ranges: all().map(range).collect(),
-            reads: all().map(read).collect(),
+            reads: self.sources.iter().map(read).collect(),
+            ranges: self.sources.into_iter().map(|it| it.range).collect(),
             messages: self.filing.messages.finish()?,
             nameless: self.filing.nameless.finish()?,
             foreign: self.filing.foreign,
@@ -246,6 +217,21 @@ impl StreamRecords {
 }
 
 impl Filing {
+    /// Reads a part of the stream with the number `at`.
+    async fn read(
+        &mut self,
+        at: usize,
+        source: &mut StreamSource,
+        from: u64,
+        to: u64,
+    ) -> Result<(), Error> {
+        self.stream = u16::try_from(at).unwrap_or(u16::MAX);
+        let before = self.read;
+        source.reader.read(from, to, self).await?;
+        source.read += self.read - before;
+        Ok(())
+    }
+
     fn position(&mut self, position: Position, replay: Option<Uuid>) -> OwnPosition {
         let Position { system_id, timeline, lsn, ordinal } = position;
         let next = u16::try_from(self.histories.len() + 1).unwrap_or(u16::MAX);

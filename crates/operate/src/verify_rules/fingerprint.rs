@@ -80,14 +80,9 @@ impl Fingerprint {
 /// A message of the stream, header by header.
 #[derive(Debug, Default)]
 pub(crate) struct MessageReading {
+    message: ReadMessage,
     msg_id: Option<Uuid>,
-    event_id: Option<Uuid>,
-    position: Option<Position>,
     names_position_event: bool,
-    replay: Option<Uuid>,
-    is_fenced: bool,
-    is_emitted: bool,
-    is_marker: bool,
     /// Headers that every event has, as far as they came.
     of_every_event: u32,
     sum: Sum,
@@ -97,7 +92,7 @@ pub(crate) struct MessageReading {
 }
 
 /// What is kept of a message.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReadMessage {
     /// The event's id, as consumers read it.
     pub(crate) id: Option<Uuid>,
@@ -134,22 +129,23 @@ impl MessageReading {
             return;
         }
         let is = |of: &str| of.as_bytes() == name;
+        let message = &mut self.message;
         if is(header::MSG_ID) {
             self.msg_id = self.msg_id.or_else(|| text()?.parse().ok());
         } else if is(header::EVENT_ID) {
-            self.event_id = self.event_id.or_else(|| text()?.parse().ok());
+            message.id = message.id.or_else(|| text()?.parse().ok());
         } else if is(header::POSITION) {
-            self.position = self.position.or_else(|| text()?.parse().ok());
+            message.position = message.position.or_else(|| text()?.parse().ok());
         } else if is(header::REPLAY) {
-            self.replay = self.replay.or_else(|| text()?.parse().ok());
+            message.replay = message.replay.or_else(|| text()?.parse().ok());
         } else if is(header::POSITION_EVENT) {
             self.names_position_event = true;
         } else if is(header::SOURCE) {
-            self.is_emitted |= value == header::SOURCE_WAL.as_bytes();
+            message.is_emitted |= value == header::SOURCE_WAL.as_bytes();
         } else if is(header::MARKER_REASON) {
-            self.is_marker = true;
+            message.is_marker = true;
         } else if is(header::EXPECTED_LAST_SEQUENCE) {
-            self.is_fenced = true;
+            message.is_fenced = true;
         } else if is(header::CLOUDEVENTS) {
             self.added = Added::parse(text().unwrap_or_default());
         } else if is(header::ESCAPED) {
@@ -161,17 +157,15 @@ impl MessageReading {
         for (_, sum) in self.attributes.iter().filter(|(name, _)| !self.added.has(name)) {
             self.sum.headers = self.sum.headers.wrapping_add(*sum);
         }
-        let is_event = self.of_every_event >= 3 && (self.msg_id.is_some());
+        let is_event = self.of_every_event >= 3 && self.msg_id.is_some();
         let own = |it: &Position| !self.names_position_event && it.lsn > 0;
+        let read = self.message;
         ReadMessage {
-            id: self.event_id.or(self.msg_id),
-            position: self.position.filter(own),
-            is_fenced: self.is_fenced,
-            is_emitted: self.is_emitted,
-            is_marker: self.is_marker,
-            replay: self.replay,
-            is_ours: is_event || self.position.is_some() || self.event_id.is_some(),
+            id: read.id.or(self.msg_id),
+            position: read.position.filter(own),
+            is_ours: is_event || read.position.is_some() || read.id.is_some(),
             print: self.sum.finish(Some(subject), payload),
+            ..read
         }
     }
 }
