@@ -144,6 +144,12 @@ impl Settings {
         }
     }
 
+    /// A connection that tells the database the command's name.
+    pub(crate) async fn connection(&self, name: &str) -> anyhow::Result<inbox::Connection> {
+        let (client, task) = self.postgres_target()?.connect(name).await?;
+        Ok(inbox::Connection::with_guard(client, task))
+    }
+
     /// Where the database's password is, unless it is in the URL.
     fn password(&self) -> Result<Option<SecretSource>, Error> {
         let PostgresSettings { password_file: file, password_command: command, .. } =

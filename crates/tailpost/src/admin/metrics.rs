@@ -7,6 +7,7 @@ mod declare;
 pub(super) mod inbox_collector;
 mod inbox_metrics;
 pub(super) mod inbox_sample;
+mod process_metrics;
 pub(super) mod relay_collector;
 mod relay_metrics;
 

@@ -11,7 +11,6 @@ mod retiring;
 pub(super) mod run;
 pub(super) mod sampler;
 
-use inbox::Connection;
 use operate::dead_letters::inbox_letters::DeadLetters;
 
 use crate::cli::InboxCommand;
@@ -29,8 +28,7 @@ pub(super) async fn run(command: &InboxCommand, settings: &Settings) -> anyhow::
 }
 
 async fn dead_letters(settings: &Settings) -> anyhow::Result<DeadLetters> {
-    let (client, task) = settings.postgres_target()?.connect("tailpost inbox dlq").await?;
-    let connection = Connection::with_guard(client, task);
+    let connection = settings.connection("tailpost inbox dlq").await?;
     Ok(DeadLetters::new(connection, &settings.table()?))
 }
 

@@ -1,6 +1,6 @@
 //! `tailpost maintain`.
 
-use inbox::{Connection, Keep, Maintained};
+use inbox::{Keep, Maintained};
 use indicatif::ProgressBar;
 use operate::{MaintainProgress, MaintainReport, PartitionsReport};
 use relay::Config;
@@ -49,8 +49,7 @@ async fn outbox(args: &MaintainArgs, config: &Config) -> Result<MaintainReport, 
 
 async fn inbox(args: &MaintainArgs, settings: &Settings) -> anyhow::Result<Option<Maintained>> {
     let table = settings.table()?;
-    let (client, task) = settings.postgres_target()?.connect("tailpost maintain").await?;
-    let connection = Connection::with_guard(client, task);
+    let connection = settings.connection("tailpost maintain").await?;
     if !operate::consumers::exist(&connection, &table).await? {
         return Ok(None);
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
-use inbox::Connection;
 use operate::replays::{
     ReplayPlan, ReplayRequest, ReplaySource, SourceHolds, ask_replay, plan_replay,
 };
@@ -103,9 +102,8 @@ fn plan(of: &ReplayPlan, rate: Option<u32>, known: &Option<BTreeSet<String>>) ->
 
 /// The consumers that have an inbox beside the outbox; `None` if nobody can say.
 async fn known_consumers(settings: &Settings) -> Option<BTreeSet<String>> {
-    let (table, target) = (settings.table().ok()?, settings.postgres_target().ok()?);
-    let (client, task) = target.connect("tailpost replay").await.ok()?;
-    let connection = Connection::with_guard(client, task);
+    let table = settings.table().ok()?;
+    let connection = settings.connection("tailpost replay").await.ok()?;
     let known = operate::explain::consumer_story::consumers(&connection, &table).await.ok()?;
     Some(known.into_iter().collect())
 }

@@ -5,7 +5,6 @@ mod everything;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use inbox::Connection;
 use operate::waiting::effects::{self, EffectState};
 use outbox::waiting::{Seen, Waiting};
 use relay::EventState;
@@ -74,8 +73,7 @@ pub(super) async fn for_effect(
     id: Uuid,
     patience: Duration,
 ) -> anyhow::Result<EffectState> {
-    let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
-    let connection = Connection::with_guard(client, task);
+    let connection = settings.connection("tailpost wait").await?;
     let (table, waiting) = (settings.table()?, Waiting::default());
     let seen = tokio::select! {
         seen = waiting.wait(id, patience) => seen?,

@@ -9,8 +9,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use tokio::sync::watch;
 
-use super::inbox_metrics::{CONSUMER, PROCESS, RETENTION, SAMPLED};
+use super::inbox_metrics::{CONSUMER, RETENTION, SAMPLED};
 use super::inbox_sample::Samples;
+use super::process_metrics::PROCESS;
 use super::{Labels, Sink};
 
 /// The consumers by name.

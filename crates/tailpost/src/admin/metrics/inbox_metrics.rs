@@ -1,13 +1,10 @@
 //! What an inbox exports: all of it is declared here.
 
-use std::time::Duration;
-
 use inbox::{BreakerState, State, Status, Summary, Upkept};
 use jiff::Timestamp;
 
 use super::declare::{Declared, Kind, Metric, Values, by, of, one_if, table};
 use super::inbox_sample::Sample;
-use crate::otlp;
 
 /// Of each consumer.
 pub(super) static CONSUMER: &[Metric<Status>] = table![
@@ -101,18 +98,4 @@ pub(super) static RETENTION: &[Metric<Upkept>] = table![
                 ("decision", it.decisions_deleted),
             ])
         },
-];
-
-/// Of the process: how old its samples are.
-pub(super) static PROCESS: &[Metric<Duration>] = table![
-    Gauge("sample_age_seconds",
-        "Time since backlogs were last counted, or since the process started."):
-        |it| Some(it.as_secs_f64()),
-    Gauge("build_info", ["version"], "1 for the version that runs."):
-        |_| by([(env!("CARGO_PKG_VERSION"), 1.0)]),
-    Counter("otlp_spans_exported", "Spans that the collector accepted."):
-        |_| Some(otlp::exported()),
-    Counter("otlp_spans_dropped",
-        "Dropped spans: the collector was away, too slow, or refused them."):
-        |_| Some(otlp::dropped()),
 ];

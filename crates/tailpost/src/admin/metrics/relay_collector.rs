@@ -10,9 +10,9 @@ use prometheus_client::encoding::DescriptorEncoder;
 use relay::{Config, Sample, Status};
 use tokio::sync::watch;
 
+use super::process_metrics::PROCESS;
 use super::relay_metrics::{
-    LETTERS, Letters, OfProcess, PROCESS, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED,
-    SLOTS,
+    LETTERS, LIMITS, Letters, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED, SLOTS,
 };
 use super::{Labels, Sink};
 
@@ -82,7 +82,7 @@ impl Collector for StatusCollector {
         let counted = *self.dead_letters.lock().unwrap_or_else(PoisonError::into_inner);
         sink.table(LETTERS, &only(counted.map(|(count, oldest)| Letters(count, oldest))))?;
         sink.table(RETENTION, &only(Some(self.retention.borrow().clone())))?;
-        let in_flight_limit = self.in_flight_limit;
-        sink.table(PROCESS, &only(Some(OfProcess { in_flight_limit, sample_age: taken.elapsed() })))
+        sink.table(LIMITS, &only(Some(self.in_flight_limit)))?;
+        sink.table(PROCESS, &only(Some(taken.elapsed())))
     }
 }

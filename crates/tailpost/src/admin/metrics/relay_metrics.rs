@@ -1,20 +1,10 @@
 //! What a relay exports: all of it is declared here.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use operate::{RetentionStatus, RewindStatus};
 use relay::{BreakerState, Role, Sample, SlotSample, SlotStatus, Status};
 
 use super::declare::{Declared, Kind, Metric, Values, by, of, one_if, table};
-use crate::otlp;
-
-/// What is the same for all shards of a process.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct OfProcess {
-    pub(super) in_flight_limit: usize,
-    pub(super) sample_age: Duration,
-}
 
 /// How many dead letters there are, and the age of the oldest in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -227,17 +217,8 @@ pub(super) static RETENTION: &[Metric<RetentionStatus>] = table![
         |it| it.partitions_until.map(|it| it.duration_since(Timestamp::now()).as_secs_f64()),
 ];
 
-pub(super) static PROCESS: &[Metric<OfProcess>] = table![
+/// Of all shards together.
+pub(super) static LIMITS: &[Metric<usize>] = table![
     Gauge("outbox_inflight_limit", "Events that may be read but not resolved."):
-        |it| Some(it.in_flight_limit as f64),
-    Gauge("sample_age_seconds",
-        "Time since backlogs were last counted, or since the process started."):
-        |it| Some(it.sample_age.as_secs_f64()),
-    Gauge("build_info", ["version"], "1 for the version that runs."):
-        |_| by([(env!("CARGO_PKG_VERSION"), 1.0)]),
-    Counter("otlp_spans_exported", "Spans that the collector accepted."):
-        |_| Some(otlp::exported()),
-    Counter("otlp_spans_dropped",
-        "Dropped spans: the collector was away, too slow, or refused them."):
-        |_| Some(otlp::dropped()),
+        |it| Some(*it as f64),
 ];

@@ -67,8 +67,7 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
 async fn rewinder(settings: &Settings) -> anyhow::Result<Rewinder> {
     // --consumer leaves one.
     let consumer = settings.consumers()?.pop().context("no consumer is named")?;
-    let (client, task) = settings.postgres_target()?.connect(NAME).await?;
-    rewinder_of(settings, &consumer, Connection::with_guard(client, task)).await
+    rewinder_of(settings, &consumer, settings.connection(NAME).await?).await
 }
 
 async fn rewinder_of(

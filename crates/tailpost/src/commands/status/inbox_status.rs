@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_nats::jetstream;
-use inbox::{Connection, Upkept};
+use inbox::Upkept;
 use operate::consumers::{Backlog, Consumers, Holder};
 use serde::Serialize;
 use tracing::debug;
@@ -40,8 +40,7 @@ pub(super) struct Inspected {
 /// The consumers that are configured, or have something before them, by name.
 pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     let configured = settings.consumers()?;
-    let (client, task) = settings.postgres_target()?.connect("tailpost status").await?;
-    let connection = Connection::with_guard(client, task);
+    let connection = settings.connection("tailpost status").await?;
     let tables = Consumers::new(connection, &settings.table()?);
     let looked = async {
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);

@@ -114,9 +114,8 @@ async fn records(
     settings: &Settings,
     nats: async_nats::Client,
 ) -> anyhow::Result<Rewinder> {
-    let (client, task) = settings.postgres_target()?.connect("tailpost wait").await?;
     let builder = builder.nats(nats).schema(settings.table()?.schema());
-    Ok(Rewinder::new(builder, inbox::Connection::with_guard(client, task))?)
+    Ok(Rewinder::new(builder, settings.connection("tailpost wait").await?)?)
 }
 
 /// Whether the inbox's records have an end of all that is answered. Without an inbox, or one that may

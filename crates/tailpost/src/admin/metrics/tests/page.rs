@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::super::declare::{Declared, Kind, Metric};
+use super::super::process_metrics::PROCESS;
 use super::super::{inbox_metrics, relay_metrics};
 
 const INTRODUCTION: &str = "\
@@ -43,16 +44,17 @@ fn declared<S>(table: &'static [Metric<S>]) -> impl Iterator<Item = Declared> {
 
 fn of_relay() -> Vec<Declared> {
     use relay_metrics::{
-        LETTERS, PROCESS, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED, SLOTS,
+        LETTERS, LIMITS, PUBLISHING, REPLICATION, RETENTION, REWIND, SAMPLED, SLOTS,
     };
     let publishing = declared(REPLICATION).chain(declared(SLOTS)).chain(declared(PUBLISHING));
     let letters =
         publishing.chain(declared(SAMPLED)).chain(declared(LETTERS)).chain(declared(REWIND));
-    letters.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
+    let retention = letters.chain(declared(RETENTION));
+    retention.chain(declared(LIMITS)).chain(declared(PROCESS)).collect()
 }
 
 fn of_inbox() -> Vec<Declared> {
-    use inbox_metrics::{CONSUMER, PROCESS, RETENTION, SAMPLED};
+    use inbox_metrics::{CONSUMER, RETENTION, SAMPLED};
     let of_consumer = declared(CONSUMER).chain(declared(SAMPLED));
     of_consumer.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
 }
