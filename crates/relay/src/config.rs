@@ -12,6 +12,7 @@ use outbox::wire::{CloudEvents, SubjectTemplate};
 use serde::Deserialize;
 use servers::{Error, NatsTarget, PostgresTarget, check_name};
 
+pub use crate::engine::WindowLimits;
 pub use crate::mode::Mode;
 use crate::routing::Route;
 use crate::shards::Shards;
@@ -101,15 +102,6 @@ pub struct StreamConfig {
     pub max_age: Option<Duration>,
     /// How many bytes are kept; `None` means no limit.
     pub max_bytes: Option<u64>,
-}
-
-/// What may be read but not resolved. Whichever is reached first stops the reading.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WindowLimits {
-    /// Events.
-    pub events: usize,
-    /// Bytes of payload, subject, and headers.
-    pub bytes: usize,
 }
 
 /// The fallback scanner.

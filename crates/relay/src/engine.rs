@@ -29,7 +29,7 @@
 //!   stored.
 //! - **C, no duplicate**: an id found in the stream resolves its event; in fenced mode the broker
 //!   refuses whatever was sent on a stale belief about the stream's last sequence.
-//! - **D, bounded**: [`Limits`] stop the reading of the log; every other queue here is a function
+//! - **D, bounded**: [`WindowLimits`] stop the reading of the log; every other queue here is a function
 //!   of the window's length.
 
 // What is added to an enum of ours is to be thought of here.
@@ -112,7 +112,8 @@ pub(crate) use self::slot_watch::SlotNotice;
 pub use self::tail_messages::Stored;
 pub(crate) use self::tail_messages::{Tail, TailMessage};
 pub use self::window::Unpublished;
-pub(crate) use self::window::{LastPosition, Limits, Origin, Outgoing, Replayed, Tried};
+pub use self::window::WindowLimits;
+pub(crate) use self::window::{LastPosition, Origin, Outgoing, Replayed, Tried};
 pub(crate) use self::written_down::{
     Compared, LostEnd, Place, ResolvedPlace, WrittenDown, beyond_the_log,
 };

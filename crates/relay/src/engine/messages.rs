@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::last_event::LastEvent;
 use super::tail_messages::Tail;
-use super::window::{LastPosition, Limits, Origin, Replayed, Tried};
+use super::window::{LastPosition, Origin, Replayed, Tried, WindowLimits};
 use super::written_down::{Place, WrittenDown};
 use crate::status::DeadLetterCounts;
 
@@ -35,7 +35,7 @@ pub(crate) enum Ignored {
 /// What does not change in a session.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    pub(crate) limits: Limits,
+    pub(crate) limits: WindowLimits,
     /// Silence after which unanswered messages count as lost.
     pub(crate) ack_timeout: Duration,
     /// Transactions that committed before this are resolved already. The highest there is: nothing

@@ -12,13 +12,14 @@ use uuid::Uuid;
 use crate::engine::backoff;
 use crate::status::DeadLetterReason;
 
-/// How much may be unresolved at a time. Both are reached softly: one event may overshoot bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// Events in the window.
-    pub(crate) events: usize,
-    /// Sum of payload sizes and an allowance for headers, in bytes.
-    pub(crate) bytes: usize,
+/// What may be read but not resolved. Whichever is reached first stops the reading, softly: one event may
+/// overshoot bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowLimits {
+    /// Events.
+    pub events: usize,
+    /// Bytes of payload, and an allowance for subject and headers.
+    pub bytes: usize,
 }
 
 /// Who brought an event, and with it, who owes it a mark.
@@ -219,7 +220,7 @@ impl Window {
         indices.into_iter().filter(|&index| self.chain(index)).collect()
     }
 
-    pub(crate) fn has_room(&self, limits: Limits) -> bool {
+    pub(crate) fn has_room(&self, limits: WindowLimits) -> bool {
         self.entries.len() < limits.events && self.bytes < limits.bytes
     }
 

@@ -22,7 +22,9 @@ use tokio::sync::watch;
 use tokio::task::unconstrained;
 use uuid::Uuid;
 
-use crate::engine::{BrokerInput, Limits, LogInput, Mode, Part, Publishing, Settings, Start, Tail};
+use crate::engine::{
+    BrokerInput, LogInput, Mode, Part, Publishing, Settings, Start, Tail, WindowLimits,
+};
 use crate::nats::{self, Attributes, History, Publisher};
 use crate::postgres::Rows;
 use crate::routing::Routing;
@@ -153,7 +155,7 @@ impl HotPath {
             tried: HashMap::new(),
             seed: 1,
             settings: Settings {
-                limits: Limits { events: 8_192, bytes: 16 << 20 },
+                limits: WindowLimits { events: 8_192, bytes: 16 << 20 },
                 ack_timeout: Duration::from_secs(5),
                 resolved_before: Lsn::ZERO,
                 log_end: Lsn(u64::MAX),

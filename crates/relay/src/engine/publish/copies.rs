@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Publishing;
 use super::copy_rests::CopyRests;
 use crate::engine::messages::Resolved;
-use crate::engine::window::{Limits, Origin, Outgoing, Stage, Unpublished};
+use crate::engine::window::{Origin, Outgoing, Stage, Unpublished, WindowLimits};
 
 /// Copies on their way at a time. An event that comes in goes behind so many.
 const UNDER_WAY_MAX: usize = 64;
@@ -30,8 +30,8 @@ impl Publishing {
     /// bytes take half of the window, while new events have their turn, or while rows of a scan are
     /// unmarked. After a crash a bounded reading of the tail has to find those.
     pub(crate) fn has_room_to_replay(&self, now: Duration) -> bool {
-        let Limits { events, bytes } = self.settings.limits;
-        let half = Limits { events: events.div_ceil(2), bytes: bytes / 2 };
+        let WindowLimits { events, bytes } = self.settings.limits;
+        let half = WindowLimits { events: events.div_ceil(2), bytes: bytes / 2 };
         let most = UNDER_WAY_MAX.min((events / 4).max(1));
         self.link.is_up()
             && self.scans.is_empty()

@@ -10,8 +10,8 @@ use pgoutput::Lsn;
 use super::Publishing;
 use crate::engine::window::Tried;
 use crate::engine::{
-    BrokerInput, End, Limits, LogInput, Mode, Outgoing, Part, Refusal, Request, Settings, Start,
-    Tail, TailMessage, Unpublished,
+    BrokerInput, End, LogInput, Mode, Outgoing, Part, Refusal, Request, Settings, Start, Tail,
+    TailMessage, Unpublished, WindowLimits,
 };
 
 fn fenced() -> Publishing {
@@ -31,7 +31,7 @@ fn start(tail: Tail) -> Start {
         tried: HashMap::new(),
         seed: 1,
         settings: Settings {
-            limits: Limits { events: 100, bytes: 1 << 20 },
+            limits: WindowLimits { events: 100, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(1),
             resolved_before: Lsn::ZERO,
             log_end: Lsn(u64::MAX),

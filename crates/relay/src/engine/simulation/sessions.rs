@@ -265,7 +265,7 @@ pub(super) fn publishing(
         tried: attempts.iter().map(tried).collect(),
         seed: 1,
         settings: Settings {
-            limits: Limits { events, bytes: 1 << 20 },
+            limits: WindowLimits { events, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(2),
             resolved_before,
             log_end: Lsn(u64::MAX),

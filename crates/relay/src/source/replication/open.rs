@@ -16,9 +16,9 @@ use super::mark_jobs::MarkStores;
 use super::{Log, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
-    Backfill, Batching, Checkpoint, Engine, LastEvent, Limits, LogStart, MARKS_WAITING_MAX,
-    Marking, MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Settings, Start,
-    Tail, WrittenDown, beyond_the_log,
+    Backfill, Batching, Checkpoint, Engine, LastEvent, LogStart, MARKS_WAITING_MAX, Marking,
+    MarkingStart, Mode, Publishing, Replaying, ResolvedPlace, ScanRanges, Settings, Start, Tail,
+    WrittenDown, beyond_the_log,
 };
 use crate::error::Error;
 use crate::nats::{self, Attributes, History, Publisher, TailReader, WAY_BACK_MAX, WayBack};
@@ -94,7 +94,7 @@ pub(in crate::source) fn start(
     (resolved_before, log_end): (Lsn, Lsn),
 ) -> Start {
     let settings = Settings {
-        limits: Limits { events: config.window.events, bytes: config.window.bytes },
+        limits: config.window,
         ack_timeout: config.ack_timeout,
         resolved_before,
         log_end,

@@ -13,7 +13,7 @@ use super::*;
 use crate::engine::input::{BrokerInput, LogInput, Refusal};
 use crate::engine::messages::{Settings, Start};
 use crate::engine::tail_messages::TailMessage;
-use crate::engine::window::{Limits, Outgoing, Tried};
+use crate::engine::window::{Outgoing, Tried, WindowLimits};
 
 const SYSTEM: u64 = 1;
 
@@ -39,7 +39,7 @@ fn start(mode: Mode, written: WrittenDown, tail: Tail) -> Publishing {
         tried: HashMap::new(),
         seed: 1,
         settings: Settings {
-            limits: Limits { events: 100, bytes: 1 << 20 },
+            limits: WindowLimits { events: 100, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(1),
             resolved_before: Lsn::ZERO,
             log_end: Lsn(u64::MAX),
