@@ -161,9 +161,7 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
     if !is_wanted && reading.slot.is_none() {
         return Ok(None);
     }
-    let keep_max_bytes = reading.keep_max;
-    let RewindReading { slot, held_by, made, made_at, made_because, failure, failed_at, .. } =
-        reading;
+    let RewindReading { slot, notes, .. } = reading;
     let from = slot.as_ref().and_then(|it| it.from);
     let age = |at: Timestamp| Timestamp::now().duration_since(at).as_secs_f64().max(0.0);
     Ok(Some(RewindReport {
@@ -176,20 +174,14 @@ async fn rewind(config: &Config, store: &Store) -> Result<Option<RewindReport>, 
         retained_bytes: slot.as_ref().map_or(0, |it| it.retained_bytes),
         extra_bytes: slot.as_ref().map_or(0, |it| it.extra_bytes),
         wal_status: slot.and_then(|it| it.wal_status),
-        held_by,
-        keep_max_bytes,
-        made,
-        made_at,
-        made_because,
-        failure,
-        failed_at,
+        notes,
     }))
 }
 
 fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut Vec<String>) {
     let Some(rewind) = rewind else { return };
     let name = &rewind.name;
-    if let Some(why) = &rewind.failure {
+    if let Some(why) = &rewind.notes.failure {
         warnings.push(format!("rewind slot {name} cannot be kept: {why}"));
     } else if !rewind.is_wanted {
         warnings.push(format!(
@@ -204,7 +196,7 @@ fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut
              anew, and what it kept is gone"
         ));
     }
-    if let (Some(retain), Some(max)) = (config.rewind.retain, rewind.keep_max_bytes)
+    if let (Some(retain), Some(max)) = (config.rewind.retain, rewind.notes.keep_max_bytes)
         && rewind.is_wanted
         && retain >= max
     {
@@ -213,7 +205,7 @@ fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut
              up again and again, with all that it keeps. Lower the one or raise the other"
         ));
     }
-    if let (Some(replay), Some(limit)) = (rewind.held_by, config.wal.limit)
+    if let (Some(replay), Some(limit)) = (rewind.notes.held_by, config.wal.limit)
         && rewind.retained_bytes >= limit
     {
         warnings.push(format!(

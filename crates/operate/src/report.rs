@@ -1,9 +1,9 @@
 use jiff::Timestamp;
 use relay::Error;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::dead_letters::Group;
+use crate::sql::RewindNotes;
 
 /// What `tailpost status` tells: the state that both servers keep, whether a relay runs or not.
 #[derive(Debug, Default, Serialize)]
@@ -103,21 +103,9 @@ pub struct RewindReport {
     pub retained_bytes: u64,
     /// How many of them the relay's own slot does not keep.
     pub extra_bytes: u64,
-    /// The replay that reads it. Until that ends it does not move.
-    pub held_by: Option<Uuid>,
-    /// How much of the log PostgreSQL keeps for a slot (`max_slot_wal_keep_size`); `None` if it has no
-    /// limit.
-    pub keep_max_bytes: Option<u64>,
-    /// How often it was made.
-    pub made: u64,
-    /// When it was made, the last time.
-    pub made_at: Option<Timestamp>,
-    /// Why.
-    pub made_because: Option<String>,
-    /// Why it cannot be kept, if so.
-    pub failure: Option<String>,
-    /// Since when.
-    pub failed_at: Option<Timestamp>,
+    /// What else is known of it.
+    #[serde(flatten)]
+    pub notes: RewindNotes,
 }
 
 /// The outbox in the database.

@@ -60,7 +60,7 @@ impl RewindStatus {
         self.from = slot.and_then(|it| it.from);
         self.retained_bytes = slot.map_or(0, |it| it.retained_bytes);
         self.extra_bytes = slot.map_or(0, |it| it.extra_bytes);
-        self.made_total = reading.made;
+        self.made_total = reading.notes.made;
     }
 }
 
@@ -95,7 +95,7 @@ fn next(retain: Option<u64>, reading: &RewindReading, unmoved: u32) -> Step {
             if unmoved >= UNMOVED_MAX
                 && slot.extra_bytes > retain
                 && reading.has_source
-                && reading.held_by.is_none() =>
+                && reading.notes.held_by.is_none() =>
         {
             Step::Replace
         }
@@ -110,7 +110,7 @@ fn next(retain: Option<u64>, reading: &RewindReading, unmoved: u32) -> Step {
                     false => Step::Rest,
                 }
             }
-            None if reading.made > 0 => Step::Make("it was gone"),
+            None if reading.notes.made > 0 => Step::Make("it was gone"),
             None => Step::Make("there was none"),
         },
     }
@@ -280,7 +280,7 @@ async fn step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sql::RewindSlot;
+    use crate::sql::{RewindNotes, RewindSlot};
 
     fn reading(wal_status: Option<&str>) -> RewindReading {
         let slot = wal_status.map(|it| RewindSlot {
@@ -296,7 +296,8 @@ mod tests {
     #[test]
     fn the_slot_is_made_and_moved_and_goes_first() {
         assert_eq!(next(Some(1), &reading(None), 0), Step::Make("there was none"));
-        let made = RewindReading { made: 1, ..reading(None) };
+        let mut made = reading(None);
+        made.notes.made = 1;
         assert_eq!(next(Some(1), &made, 0), Step::Make("it was gone"));
         for kept in ["reserved", "extended"] {
             assert_eq!(next(Some(1), &reading(Some(kept)), 0), Step::Trail(1));
@@ -314,7 +315,8 @@ mod tests {
         assert_eq!(next(Some(7), &slow, UNMOVED_MAX - 1), Step::Trail(7));
         assert_eq!(next(Some(7), &slow, UNMOVED_MAX), Step::Replace);
         assert_eq!(next(Some(8), &slow, UNMOVED_MAX), Step::Trail(8), "it may keep that");
-        let held = RewindReading { held_by: Some(uuid::Uuid::nil()), ..slow.clone() };
+        let mut held = slow.clone();
+        held.notes.held_by = Some(uuid::Uuid::nil());
         assert_eq!(next(Some(7), &held, UNMOVED_MAX), Step::Trail(7), "it does not move then");
         let tight = RewindReading { has_source: false, ..slow };
         assert_eq!(next(Some(7), &tight, UNMOVED_MAX), Step::Trail(7));
@@ -336,7 +338,7 @@ mod tests {
     #[test]
     fn one_that_is_lost_again_and_again_is_made_less_and_less_often() {
         let lost = |losses, seconds| RewindReading {
-            made: 1,
+            notes: RewindNotes { made: 1, ..RewindNotes::default() },
             losses,
             lost_for: Some(f64::from(seconds)),
             ..reading(None)

@@ -29,6 +29,7 @@ pub use self::explain_replays::{ReplayOutcome, ReplayStory};
 pub use self::list_partitions::{PartitionEntry, inbox_partitions, outbox_partitions};
 pub(crate) use self::partitions::Detached;
 pub(crate) use self::retain::{AT_ONCE, Beside, Gate, PAGES_AT_ONCE, Removable};
+pub use self::rewind::RewindNotes;
 pub(crate) use self::rewind::{ADVANCING, RewindReading, RewindSlot};
 pub(crate) use self::verify_rows::{ComparedRow, LeftOut, ReadRange, TableCut};
 

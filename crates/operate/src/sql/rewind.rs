@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use pgoutput::Lsn;
 use relay::Error;
 use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
@@ -47,6 +47,26 @@ impl RewindSlot {
     }
 }
 
+/// What is known of a rewind slot whether it is there or not.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RewindNotes {
+    /// The replay that reads it. Until that ends it does not move.
+    pub held_by: Option<Uuid>,
+    /// How much of the log PostgreSQL keeps for a slot (`max_slot_wal_keep_size`); `None` if it has no
+    /// limit.
+    pub keep_max_bytes: Option<u64>,
+    /// How often it was made.
+    pub made: u64,
+    /// When it was made, the last time.
+    pub made_at: Option<Timestamp>,
+    /// Why.
+    pub made_because: Option<String>,
+    /// Why it cannot be kept, if so.
+    pub failure: Option<String>,
+    /// Since when.
+    pub failed_at: Option<Timestamp>,
+}
+
 /// What there is of a rewind slot.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub(crate) struct RewindReading {
@@ -56,24 +76,13 @@ pub(crate) struct RewindReading {
     pub(crate) is_others: bool,
     /// The relay's own slot is there, and keeps what it has to.
     pub(crate) has_source: bool,
-    /// An open replay that reads it. Until that ends the slot does not move.
-    pub(crate) held_by: Option<Uuid>,
-    /// How often it was made,
-    pub(crate) made: u64,
-    /// when the last time,
-    pub(crate) made_at: Option<Timestamp>,
-    /// and why.
-    pub(crate) made_because: Option<String>,
-    /// How much of the log PostgreSQL keeps for a slot; `None` if it has no limit.
-    pub(crate) keep_max: Option<u64>,
+    /// What else is known of it.
+    #[serde(flatten)]
+    pub(crate) notes: RewindNotes,
     /// How often in a row PostgreSQL gave it up soon after it was made,
     pub(crate) losses: u32,
     /// and how many seconds ago, if it was not made since.
     pub(crate) lost_for: Option<f64>,
-    /// Why it cannot be kept.
-    pub(crate) failure: Option<String>,
-    /// When that was.
-    pub(crate) failed_at: Option<Timestamp>,
 }
 
 impl Store {
@@ -98,7 +107,7 @@ impl Store {
                  END AS lost_for,
                  r.failure, r.failed_at,
                  (SELECT nullif(setting::bigint, -1) << 20 FROM pg_settings
-                  WHERE name = 'max_slot_wal_keep_size') AS keep_max
+                  WHERE name = 'max_slot_wal_keep_size') AS keep_max_bytes
              FROM (SELECT) AS one
              LEFT JOIN pg_replication_slots s ON s.slot_name = $2
              LEFT JOIN pg_replication_slots own

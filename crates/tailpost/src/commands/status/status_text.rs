@@ -183,7 +183,7 @@ impl Lines {
     }
 
     fn rewind(&mut self, rewind: &RewindReport) {
-        let made = match (rewind.made, &rewind.made_at, &rewind.made_because) {
+        let made = match (rewind.notes.made, &rewind.notes.made_at, &rewind.notes.made_because) {
             (2.., Some(at), Some(why)) => format!(", made anew at {at}: {why}"),
             _ => String::new(),
         };
@@ -192,7 +192,7 @@ impl Lines {
         };
         let age = rewind.from_seconds.map(|it| format!(", {} ago", output::duration(it)));
         let (age, kept) = (age.unwrap_or_default(), bytes(rewind.retained_bytes));
-        let held = if_any(", held by replay ", rewind.held_by);
+        let held = if_any(", held by replay ", rewind.notes.held_by);
         self.add("  rewind", format_args!("from {lsn}{age}, keeps {kept}{held}{made}"));
     }
 
@@ -274,6 +274,8 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use operate::RewindNotes;
+
     use super::*;
 
     fn report() -> StatusReport {
@@ -298,9 +300,12 @@ mod tests {
                     from_lsn: Some("0/16B3748".into()),
                     from_seconds: Some(61.5),
                     retained_bytes: 4096,
-                    made: 2,
-                    made_at: "2026-10-19T09:00:00Z".parse().ok(),
-                    made_because: Some("PostgreSQL had no room for its log".into()),
+                    notes: RewindNotes {
+                        made: 2,
+                        made_at: "2026-10-19T09:00:00Z".parse().ok(),
+                        made_because: Some("PostgreSQL had no room for its log".into()),
+                        ..RewindNotes::default()
+                    },
                     ..RewindReport::default()
                 }),
             }),
