@@ -15,8 +15,8 @@ use super::problem::ApiError;
 use crate::output::Versioned;
 
 #[derive(Serialize, JsonSchema)]
-struct Slots {
-    slots: Vec<SlotEntry>,
+pub(crate) struct Slots {
+    pub(crate) slots: Vec<SlotEntry>,
 }
 
 /// `config` has a pool.

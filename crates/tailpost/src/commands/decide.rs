@@ -43,7 +43,7 @@ pub(super) trait Queue {
 /// Shows how many there are, why, and the newest.
 pub(super) async fn list<Q: Queue>(queue: &Q, args: &ListArgs) -> anyhow::Result<()> {
     let overview = queue.overview(&args.filter.filter(), args.limit).await?;
-    if args.json { output::json(&overview) } else { output::text(&text::list(&overview)) }
+    output::show(args.json, &overview, || text::list(&overview))
 }
 
 /// Decides about the events that are named, or else about all that match.

@@ -15,7 +15,7 @@ use crate::{output, story};
 pub(super) async fn run(args: &ExplainArgs, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     let story = story::of(&config, &settings.table()?, args.id).await?;
-    if args.json { output::json(&story) } else { output::text(&text(&story)) }
+    output::show(args.json, &story, || text(&story))
 }
 
 fn text(story: &Story) -> String {

@@ -50,15 +50,13 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     let shown: Vec<Plan> = plans.iter().map(|it| plan(it, args.rate, &known)).collect();
     let is_empty = shown.iter().all(|it| it.events == Some(0));
     if !args.execute {
-        if args.json {
-            return output::json(&Plans { execute: false, plans: shown });
-        }
-        let mut text: String = shown.iter().map(told).collect();
-        text += match is_empty {
+        let shown = Plans { execute: false, plans: shown };
+        let end = match is_empty {
             true => "Nothing is to be done.",
             false => "Nothing was done yet: --execute --why TEXT starts it in the relay.",
         };
-        return output::text(&text);
+        let said = || shown.plans.iter().map(told).chain([end.to_owned()]).collect();
+        return output::show(args.json, &shown, said);
     }
     output::note(&shown.iter().map(told).collect::<String>());
     let asker = args.who.actor();
@@ -71,15 +69,11 @@ pub(super) async fn run(args: &ReplayArgs, settings: &Settings) -> anyhow::Resul
     };
     let ids = ask_replay(&config, &plans, &request).await?;
     if args.detach || ids.is_empty() {
-        return match args.json {
-            true => output::json(&Asked { replays: ids }),
-            false if ids.is_empty() => output::text("Nothing is to be done."),
-            false => {
-                let lines: Vec<String> =
-                    ids.iter().map(|id| format!("asked for replay {id}")).collect();
-                output::text(&lines.join("\n"))
-            }
-        };
+        let asked = Asked { replays: ids };
+        return output::show(args.json, &asked, || match &*asked.replays {
+            [] => "Nothing is to be done.".into(),
+            ids => ids.iter().map(|id| format!("asked for replay {id}\n")).collect(),
+        });
     }
     replays::follow(&config, &ids, args.json).await
 }

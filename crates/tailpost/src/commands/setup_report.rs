@@ -6,7 +6,7 @@ use crate::output;
 
 /// Says what was made and what was there.
 pub(super) fn print(report: &SetupReport, json: bool) -> anyhow::Result<()> {
-    if json { output::json(report) } else { output::text(&report_text(report)) }
+    output::show(json, report, || report_text(report))
 }
 
 fn report_text(report: &SetupReport) -> String {

@@ -4,24 +4,19 @@ use std::fmt::Write;
 
 use operate::SlotEntry;
 use relay::Config;
-use serde::Serialize;
 
 use super::status::bytes;
+use crate::admin::Slots;
 use crate::cli::SlotCommand;
 use crate::config::Settings;
 use crate::output;
-
-#[derive(Serialize)]
-struct Slots {
-    slots: Vec<SlotEntry>,
-}
 
 pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::Result<()> {
     let config = settings.relay_config()?;
     match command {
         SlotCommand::List(args) => {
-            let slots = operate::slots(&config).await?;
-            if args.json { output::json(&Slots { slots }) } else { output::text(&table(&slots)) }
+            let shown = Slots { slots: operate::slots(&config).await? };
+            output::show(args.json, &shown, || table(&shown.slots))
         }
         SlotCommand::Create => {
             for shard in config.each_shard() {

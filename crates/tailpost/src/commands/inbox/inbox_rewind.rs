@@ -47,8 +47,8 @@ pub(super) async fn run(args: &RewindArgs, settings: &Settings) -> anyhow::Resul
     let plan = progress::shown(BAR, draw, planned).await?;
     if !args.execute {
         let outcome = Outcome { state: "planned", plan: Some(&plan), rewind: None };
-        let undone = format!("{}nothing was done: --execute does it\n", text(&plan));
-        return if args.json { output::json(&outcome) } else { output::text(&undone) };
+        let undone = || format!("{}nothing was done: --execute does it\n", text(&plan));
+        return output::show(args.json, &outcome, undone);
     }
     output::note(&text(&plan));
     let requested = rewinder.request(&plan, &args.who.actor()).await?;

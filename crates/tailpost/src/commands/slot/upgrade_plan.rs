@@ -11,7 +11,7 @@ use crate::output;
 
 pub(super) async fn run(args: &PrepareUpgradeArgs, config: &Config) -> anyhow::Result<()> {
     let report = operate::prepare_upgrade(config, args.timeout).await?;
-    if args.json { output::json(&report) } else { output::text(&report_text(&report)) }?;
+    output::show(args.json, &report, || report_text(&report))?;
     // Some of it may be over by itself later.
     let kind = if report.timed_out { Kind::TimedOut } else { Kind::Refused };
     match report.open.len() {
