@@ -183,7 +183,8 @@ pub(crate) enum Command {
     /// Watch a relay and an inbox: do events move, how far behind are they, what is stuck
     ///
     /// Asks them over HTTP at admin.listen and admin.inbox_listen, or at --relay-url and --inbox-url,
-    /// with admin.token. docs/operations.md#top says what is shown.
+    /// with admin.token, for which the role viewer is enough. A consumer's lag is what is pending and
+    /// in memory.
     Top(TopArgs),
     /// Serve the console: relays, inboxes, dead letters, events and replays as pages
     ///
