@@ -1,5 +1,6 @@
 use jiff::Timestamp;
 use serde::Serialize;
+use uuid::Uuid;
 
 /// What an inbox is doing, as of now.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -34,6 +35,26 @@ pub struct Status {
     /// When the consumer last went back by itself since the start, if it did: its stream or its
     /// database had been put back to an earlier state.
     pub went_back_at: Option<Timestamp>,
+    /// Events that wait for another attempt, the oldest, as of the last second.
+    pub held_up: Vec<HeldUp>,
+}
+
+/// An event that waits for another attempt, or is at it, and what waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct HeldUp {
+    /// The event.
+    pub event_id: Uuid,
+    /// Its aggregate, as `TYPE:ID`, if it says so.
+    pub aggregate: Option<String>,
+    /// Its type, if it says so.
+    pub event_type: Option<String>,
+    /// How many later events of its aggregate the consumer was given.
+    pub waiting: usize,
+}
+
+impl HeldUp {
+    /// Of a consumer, at most so many are told.
+    pub(crate) const MOST: usize = 20;
 }
 
 /// A struct of numbers in an order that [`crate::tally`] counts them in.

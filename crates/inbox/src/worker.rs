@@ -314,9 +314,7 @@ impl<W: Work> Worker<W> {
         let context = Arc::new(Context { term, ..(*self.context).clone() });
         let Context { config, pool, .. } = &*context;
         // Before anything is begun.
-        let control = self.controlling.look().await?;
-        let closings = control.breaker_closings;
-        let (wanted, control) = watch::channel(control);
+        let (closings, (wanted, control)) = self.controlling.begin().await?;
         let mut source =
             Source::open(&self.nats.1, config, self.find_resolved(), &self.context.tally).await?;
         check_retention(config, source.max_age())?;
@@ -358,6 +356,7 @@ impl<W: Work> Worker<W> {
             places: Places::of(context.places.as_ref()),
             ended: watch::Sender::default(),
             ended_at: None,
+            held_up: Vec::new(),
         };
         let stop = self.shutdown.child_token();
         let floor = Floor {
@@ -371,7 +370,7 @@ impl<W: Work> Worker<W> {
             Box::pin(session.run(&stop)),
             until(feed.closed(), stop_when_gone(&self.nats.1, &stop)),
             until(feed.closed(), self.rewinding.watch(&stop)),
-            until(feed.closed(), self.controlling.watch(wanted)),
+            until(feed.closed(), self.controlling.watch(wanted, feed.clone())),
             until(feed.closed(), floor.follow(self.status.subscribe())),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),

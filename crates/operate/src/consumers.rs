@@ -6,17 +6,20 @@ mod rewind_words;
 mod rewinder;
 
 use inbox::access::rewind_records::FOLLOWS;
-use inbox::access::{as_json, upkept};
+use inbox::access::{MAKE_DURABLE, as_json, upkept};
 use inbox::{Connection, Error, Upkept};
 use jiff::Timestamp;
 use outbox::Table;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
 
 pub use self::controls::ControlAction;
 pub use self::rewind_list::Rewind;
 pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
-use crate::sql::records::{list_letters, query, select};
+use crate::dead_letters::Actor;
+use crate::sql::records::{decide_letters, list_letters, query, select};
 
 /// The consumers whose inbox is in one schema.
 pub struct Consumers {
@@ -49,6 +52,25 @@ pub struct Backlog {
     /// Why the latest attempt failed, of those that are to be tried again.
     pub last_error: Option<String>,
 }
+
+/// An event whose last attempt failed and that is tried again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Failing {
+    /// The consumer.
+    #[serde(skip_serializing)]
+    pub consumer: String,
+    /// The event.
+    pub event_id: Uuid,
+    /// Attempts that were started.
+    pub attempts: i32,
+    /// Why the last of them failed that has ended.
+    pub last_error: String,
+    /// When it is tried next; `None` while it is.
+    pub next_attempt_at: Option<Timestamp>,
+}
+
+/// Of one consumer so many are listed.
+const FAILING_MAX: i64 = 20;
 
 /// The worker that had the role of a consumer last, and what it said of itself at its last
 /// heartbeat.
@@ -91,6 +113,30 @@ impl Consumers {
     pub async fn backlogs(&self) -> Result<Vec<Backlog>, Error> {
         let sql = list_letters::list_backlogs(&self.schema);
         select(&self.connection, "look at the inbox", &sql, &[]).await
+    }
+
+    /// The events of each consumer that fail and are tried again; of many, those that happened first.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn failing(&self) -> Result<Vec<Failing>, Error> {
+        let sql = list_letters::list_failing(&self.schema);
+        select(&self.connection, "look at the inbox", &sql, &[&FAILING_MAX]).await
+    }
+
+    /// Makes an event due at once that waits for another attempt, which counts as always. False if it
+    /// does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn try_now(&self, consumer: &str, event: Uuid, actor: &Actor) -> Result<bool, Error> {
+        let doing = "try the event now";
+        query(&self.connection, doing, MAKE_DURABLE, &[]).await?;
+        let (sql, why) = (decide_letters::try_now(&self.schema), actor.why());
+        let parameters: [&(dyn ToSql + Sync); 4] = [&consumer, &event, &actor.name, &why];
+        Ok(!query(&self.connection, doing, &sql, &parameters).await?.is_empty())
     }
 
     /// When the tables were last looked after, and what that deleted; `None` if they never were.

@@ -206,6 +206,40 @@ async fn an_event_is_marked_as_processed_over_http_for_a_reason() {
     assert_eq!((code, &told["result"]), (200, &json!("already_processed")), "{told}");
 }
 
+/// The next attempt would be a day away.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aggregate_goes_on_at_once_when_what_blocks_it_is_marked_or_tried() {
+    let mut scene = Scene::new().await;
+    scene.env.set("TAILPOST_INBOX__BACKOFF", "24h");
+    let _inbox = scene.inbox().await;
+    for (aggregate, action) in [("o-1", "mark-processed"), ("o-2", "try-now")] {
+        scene.service.answer_to(aggregate, 500);
+        let blocks = emit(&scene.env, aggregate, "{}").await;
+        let behind = emit(&scene.env, aggregate, "{}").await;
+        let failed = "SELECT count(*) FROM inbox_messages WHERE status = 'FAILED'";
+        let fails = async || scene.env.query::<i64>(failed).await == 1;
+        until(DEADLINE, "the first event failed", fails).await;
+        scene.service.answer_to(aggregate, 204);
+        let path = format!("/consumers/billing/events/{blocks}/{action}");
+        let body = json!({ "by": "ada", "why": "mended" });
+        let (code, told) = scene.ask_with("POST", &path, &body).await;
+        assert!(code < 300, "{action}: {code} {told}");
+        until(DEADLINE, "the event behind it is handled", async || {
+            scene.service.calls_of(behind) == 1
+        })
+        .await;
+        let attempts = scene.service.calls_of(blocks);
+        assert_eq!(attempts, if action == "try-now" { 2 } else { 1 }, "{action}");
+    }
+    let decided =
+        "SELECT string_agg(decision || ' ' || decided_by || ' ' || reason, ', ' ORDER BY id)
+        FROM inbox_decisions";
+    let told = "mark_processed postgres (ada) mended, try_now postgres (ada) mended";
+    assert_eq!(scene.env.query::<String>(decided).await, told);
+    let path = format!("/consumers/billing/events/{}/try-now", uuid::Uuid::nil());
+    assert_eq!(scene.ask_with("POST", &path, &json!({})).await.0, 409, "nothing fails");
+}
+
 /// A service that is gone for good is not called again before somebody says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_gone_retires_its_consumer_until_it_is_resumed() {

@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::Subject;
 use jiff::Timestamp;
+use uuid::Uuid;
 
 use self::groups::Groups;
 use self::leaving::Leaving;
@@ -270,6 +271,11 @@ impl ConsumerEngine {
         if self.lanes.offer(delivered, now) == Offered::Left {
             self.leaving.replies.extend(later);
         }
+    }
+
+    /// Somebody decided about an event: if it waits for another attempt, its turn has come.
+    pub(crate) fn hasten(&mut self, event: Uuid, now: Instant) {
+        self.lanes.hasten(event, now);
     }
 
     /// Whether there is room for another delivery before the next turn.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use async_nats::Subject;
 use uuid::Uuid;
 
+use crate::HeldUp;
 use crate::message::{Message, MessageId, Whence};
 
 use self::left::Left;
@@ -44,9 +45,15 @@ pub(crate) struct Item {
     /// Where to acknowledge it; not known if it was read from the stream.
     reply: Option<Subject>,
     not_before: Option<Instant>,
+    /// It has had to wait for a time: what is behind it waits for it.
+    holds_up: bool,
 }
 
 impl Item {
+    fn new(message: Arc<Message>, path: Path, reply: Option<Subject>) -> Self {
+        Self { message, path, at_fault: None, reply, not_before: None, holds_up: false }
+    }
+
     pub(crate) fn id(&self) -> MessageId {
         self.message.id()
     }
@@ -137,7 +144,7 @@ impl Lanes {
         {
             return self.leave(key, &message, path);
         }
-        self.hold(key, Item { message, path, at_fault: None, reply, not_before: None }, now);
+        self.hold(key, Item::new(message, path, reply), now);
         Offered::Held
     }
 
@@ -222,6 +229,18 @@ impl Lanes {
         self.list(key, now);
     }
 
+    /// What keeps this event waiting for a time is over. Its record says what is done with it.
+    pub(crate) fn hasten(&mut self, event: Uuid, now: Instant) {
+        let first = |key: &u64| self.lanes[key].queue.front();
+        let is_its =
+            |(_, key): &&(Instant, u64)| first(key).is_some_and(|it| it.message.key.id == event);
+        let Some(key) = self.waiting.iter().find(is_its).map(|(_, key)| *key) else { return };
+        self.unlist(key);
+        let lane = self.lanes.get_mut(&key).expect("listed lanes exist");
+        lane.queue.front_mut().expect("it waits").not_before = None;
+        self.list(key, now);
+    }
+
     fn take_from(&mut self, key: u64, max: usize, taken: &mut Vec<Item>) {
         self.unlist(key);
         let lane = self.lanes.get_mut(&key).expect("listed");
@@ -265,6 +284,7 @@ impl Lanes {
             }
             Ending::Again { after, path } => {
                 item.not_before = (!after.is_zero()).then(|| now + after);
+                item.holds_up |= !after.is_zero();
                 item.path = path;
                 item.at_fault = None;
             }
@@ -317,6 +337,18 @@ impl Lanes {
         if let Some(until) = first.not_before {
             self.waiting.remove(&(until, key));
         }
+    }
+
+    /// The oldest events that others of their aggregate wait for, with how many.
+    pub(crate) fn held_up(&self) -> Vec<HeldUp> {
+        let mut firsts: Vec<_> = self
+            .lanes
+            .values()
+            .filter_map(|lane| Some((lane.items().next().filter(|it| it.holds_up)?, lane)))
+            .collect();
+        firsts.sort_by_key(|(first, _)| first.id());
+        firsts.truncate(HeldUp::MOST);
+        firsts.into_iter().map(|(first, lane)| lane.held_up_by(first)).collect()
     }
 
     /// Where to say that we are still at it.
@@ -385,6 +417,16 @@ fn first_stored<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<u64> {
 impl Lane {
     fn items(&self) -> impl Iterator<Item = &Item> {
         self.taken.iter().filter_map(|(_, item)| item.as_ref()).chain(&self.queue)
+    }
+
+    fn held_up_by(&self, first: &Item) -> HeldUp {
+        let event = first.message.event.as_ref().ok();
+        HeldUp {
+            event_id: first.message.key.id,
+            aggregate: event.map(|it| format!("{}:{}", it.aggregate_type, it.aggregate_id)),
+            event_type: event.map(|it| it.event_type.to_string()),
+            waiting: self.items().count() - 1 + self.left.len(),
+        }
     }
 
     fn first_waiting(&self) -> Option<u64> {

@@ -279,3 +279,29 @@ fn what_is_released_is_forgotten_and_what_is_at_work_is_not() {
     assert_eq!(lanes.ended(taken[0].id(), Ending::Resolved, now).as_deref(), Some("ack.1"));
     assert_eq!((lanes.held(), lanes.len(), lanes.bytes()), (0, 0, 0));
 }
+
+/// An operator decided about it: its record says what is done.
+#[test]
+fn what_waits_for_a_time_is_told_with_what_waits_for_it_and_can_be_hastened() {
+    let now = Instant::now();
+    let mut lanes = Lanes::default();
+    for seq in 1..=4 {
+        lanes.offer(delivered(seq, 1, None, Path::Careful), now);
+    }
+    assert!(lanes.held_up().is_empty());
+    let first = lanes.take(1, |_| true).remove(0);
+    let again = Ending::Again { after: Duration::from_secs(60), path: Path::Careful };
+    lanes.ended(first.id(), again, now);
+    lanes.trim(2, now);
+    let held_up = lanes.held_up();
+    let told: Vec<_> = held_up.iter().map(|it| (it.event_id, it.waiting)).collect();
+    assert_eq!(told, [(first.id().key.id, 3)], "two of them are left in the stream");
+    assert_eq!(held_up[0].aggregate.as_deref(), Some("order:o-0"));
+    lanes.hasten(id(2).key.id, now);
+    assert!(lanes.take(1, |_| true).is_empty(), "that is not what is waited for");
+    lanes.hasten(first.id().key.id, now);
+    assert_eq!(lanes.take(1, |_| true)[0].id(), first.id());
+    assert_eq!(lanes.held_up().len(), 1, "it is at work");
+    lanes.ended(first.id(), Ending::Resolved, now);
+    assert!(lanes.held_up().is_empty());
+}

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tracing::warn;
+use uuid::Uuid;
 
 use crate::Error;
 use crate::controls::Control;
+use crate::feed::Feed;
 use crate::postgres::attended::looked;
 use crate::postgres::sql::control;
 use crate::postgres::sqlstate::is_forbidden;
@@ -18,6 +20,8 @@ use crate::worker::work::Context;
 const LOOK: Duration = Duration::from_secs(1);
 
 const LOOKING: &str = "look what is wanted of the consumer";
+
+type Wanted = (watch::Sender<Control>, watch::Receiver<Control>);
 
 pub(super) struct Controlling {
     context: Arc<Context>,
@@ -32,30 +36,40 @@ impl Controlling {
         Self { context, find, is_told: AtomicBool::new(false) }
     }
 
-    /// What is wanted now.
-    pub(super) async fn look(&self) -> Result<Control, Error> {
+    /// How often its breaker was closed before the session, and the way of what is wanted in it.
+    pub(super) async fn begin(&self) -> Result<(i64, Wanted), Error> {
+        let (control, _) = self.look().await?;
+        Ok((control.breaker_closings, watch::channel(control)))
+    }
+
+    /// What is wanted now, and which events are to be looked at again.
+    async fn look(&self) -> Result<(Control, Vec<Uuid>), Error> {
         let Context { config, pool, .. } = &*self.context;
         let found = looked(pool, LOOKING, &self.find, &[&config.consumer]).await;
         if found.as_ref().is_err_and(is_forbidden) {
             // It would look as if nobody had paused it.
             if !self.is_told.swap(true, Ordering::Relaxed) {
                 warn!(
-                    "this role may not read inbox_controls: a pause has no effect. GRANT SELECT on \
-                     it, see `tailpost doctor --only inbox`"
+                    "this role may not read inbox_controls or inbox_decisions: a pause has no \
+                     effect. GRANT SELECT on them, see `tailpost doctor --only inbox`"
                 );
             }
-            return Ok(Control::default());
+            return Ok(<_>::default());
         }
-        Ok(found?.first().map(Control::of).unwrap_or_default())
+        let found = found?;
+        Ok(found.first().map(|it| (Control::of(it), it.get("at_once"))).unwrap_or_default())
     }
 
     /// Tells what is wanted, until it is dropped.
-    pub(super) async fn watch(&self, wanted: watch::Sender<Control>) {
+    pub(super) async fn watch(&self, wanted: watch::Sender<Control>, feed: Feed) {
         loop {
             tokio::time::sleep(LOOK).await;
             // A database that is away is reported and waited for by others.
-            if let Ok(now) = self.look().await {
+            if let Ok((now, at_once)) = self.look().await {
                 wanted.send_if_modified(|it| std::mem::replace(it, now.clone()) != now);
+                for event in at_once {
+                    feed.hasten(event).await;
+                }
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::message::{MessageId, Origin};
 use crate::nats::acks::Acks;
 use crate::worker::places::Places;
 use crate::worker::work::{Context, Reports, Said, Work};
-use crate::{Status, Summary};
+use crate::{HeldUp, Status, Summary};
 
 /// How long the broker may take for what is told to it without being asked.
 const TOLD_DEADLINE: Duration = Duration::from_secs(2);
@@ -67,6 +67,8 @@ pub(crate) struct Session<W> {
     /// Up to which message of the stream all that was delivered has its end, as of `ended_at`.
     pub(crate) ended: watch::Sender<u64>,
     pub(crate) ended_at: Option<Instant>,
+    /// As of then.
+    pub(crate) held_up: Vec<HeldUp>,
 }
 
 /// What was begun.
@@ -110,6 +112,9 @@ impl<W: Work> Session<W> {
                 }
                 delivered = self.intake.deliveries.recv(), if self.engine.is_fed() => {
                     self.take_in(delivered);
+                }
+                Some(event) = self.intake.at_once.recv(), if runs => {
+                    self.engine.hasten(event, Instant::now());
                 }
                 Some(loaded) = begun.loads.join_next(), if runs => {
                     let loaded = loaded.expect("reading does not panic");
@@ -224,6 +229,7 @@ impl<W: Work> Session<W> {
         if is_due || self.engine.is_empty() {
             self.ended_at = Some(now);
             self.ended.send_replace(self.engine.ended());
+            self.held_up = self.engine.held_up();
         }
     }
 
@@ -242,6 +248,7 @@ impl<W: Work> Session<W> {
             dead_letters: tally.dead_letters(),
             markers: tally.markers(),
             went_back_at: tally.went_back_at(),
+            held_up: self.held_up.clone(),
             ..self.engine.status(paused)
         };
         let is_new = *self.status.borrow() != status;

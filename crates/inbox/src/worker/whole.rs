@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::tally::Tally;
-use crate::{BreakerState, Error, Handler, State, Status, Summary};
+use crate::{BreakerState, Error, Handler, HeldUp, State, Status, Summary};
 
 /// The shortest time between two words.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -89,6 +89,7 @@ fn together(one: Status, other: Status) -> Status {
         held: one.held + other.held,
         left: one.left + other.left,
         counts: one.counts.and(&other.counts),
+        held_up: one.held_up.into_iter().chain(other.held_up).take(HeldUp::MOST).collect(),
         ..one
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::ConsumerEngine;
 use crate::engine::consumer_effect::Pause;
 use crate::engine::report::Outcome;
-use crate::{BreakerState, Handler, State, Status, Summary};
+use crate::{BreakerState, Handler, HeldUp, State, Status, Summary};
 
 impl ConsumerEngine {
     pub(super) fn count(&mut self, outcome: &Outcome) {
@@ -77,6 +77,11 @@ impl ConsumerEngine {
         };
         let next_probe_at = self.next_probe_at.filter(|_| breaker == BreakerState::Open);
         Handler { breaker, next_probe_at, opened: self.breaker.opened() }
+    }
+
+    /// What waits for another attempt.
+    pub(crate) fn held_up(&self) -> Vec<HeldUp> {
+        self.lanes.held_up()
     }
 
     /// Whether no event is held or left.

@@ -170,8 +170,7 @@ impl Lanes {
         let is_new = seq > lane.left.careful_until;
         let Some((message, reply)) = found else { return };
         let path = if is_new { Path::Fast } else { Path::Careful };
-        let reply = Some(reply);
-        self.hold(key, Item { message, path, at_fault: None, reply, not_before: None }, now);
+        self.hold(key, Item::new(message, path, Some(reply)), now);
     }
 
     pub(crate) fn load_ended(&mut self, key: u64, now: Instant) {

@@ -188,6 +188,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         engine: ConsumerEngine::new(start, Instant::now()),
         ended: watch::Sender::default(),
         ended_at: None,
+        held_up: Vec::new(),
         places: Places::default(),
     }
 }

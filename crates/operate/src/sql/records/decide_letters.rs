@@ -104,3 +104,19 @@ pub(crate) fn mark_processed(schema: &str) -> String {
          END"
     )
 }
+
+/// The event `$2` of the consumer `$1`, which waits for another attempt, is due now.
+pub(crate) fn try_now(schema: &str) -> String {
+    format!(
+        "WITH due AS (
+             UPDATE {schema}.inbox_messages SET next_attempt_at = clock_timestamp()
+             WHERE consumer = $1::text AND message_id = $2::uuid AND status = 'FAILED'
+             RETURNING *
+         )
+         INSERT INTO {schema}.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, failure)
+         SELECT 'try_now', session_user || ' (' || $3::text || ')', $4::text, consumer, message_id,
+             event_time, subject, stream, stream_seq, attempts, last_error
+         FROM due RETURNING id"
+    )
+}

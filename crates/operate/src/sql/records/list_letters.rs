@@ -89,6 +89,21 @@ pub(crate) fn list_decisions(schema: &str) -> String {
     ))
 }
 
+/// Events that fail and are tried again, of each consumer the `$1` that happened first.
+pub(crate) fn list_failing(schema: &str) -> String {
+    as_json(&format!(
+        "SELECT consumer, message_id AS event_id, attempts, last_error, next_attempt_at
+         FROM (
+             SELECT *, row_number() OVER (PARTITION BY consumer ORDER BY event_time, message_id)
+                 AS place
+             FROM {schema}.inbox_messages
+             WHERE status IN ('PROCESSING', 'FAILED') AND last_error IS NOT NULL
+                 AND attempts > (status = 'PROCESSING')::int
+         ) AS failing
+         WHERE place <= $1 ORDER BY consumer, place"
+    ))
+}
+
 /// What is unfinished, by consumer.
 pub(crate) fn list_backlogs(schema: &str) -> String {
     as_json(&format!(

@@ -283,6 +283,29 @@ SELECT CASE
     ELSE 'leased'
 END;
 
+-- try an event now
+WITH due AS (
+    UPDATE public.inbox_messages SET next_attempt_at = clock_timestamp()
+    WHERE consumer = $1::text AND message_id = $2::uuid AND status = 'FAILED'
+    RETURNING *
+)
+INSERT INTO public.inbox_decisions (decision, decided_by, reason, consumer, message_id,
+    event_time, subject, stream, stream_seq, attempts, failure)
+SELECT 'try_now', session_user || ' (' || $3::text || ')', $4::text, consumer, message_id,
+    event_time, subject, stream, stream_seq, attempts, last_error
+FROM due RETURNING id;
+
+-- list what fails
+WITH it AS (SELECT consumer, message_id AS event_id, attempts, last_error, next_attempt_at
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY consumer ORDER BY event_time, message_id)
+        AS place
+    FROM public.inbox_messages
+    WHERE status IN ('PROCESSING', 'FAILED') AND last_error IS NOT NULL
+        AND attempts > (status = 'PROCESSING')::int
+) AS failing
+WHERE place <= $1 ORDER BY consumer, place) SELECT to_json(it) FROM it;
+
 -- look up events
 SELECT message_id, 'DEAD' AS status, attempts, cause || ': ' || reason AS error, 0 AS rank
 FROM public.inbox_dead_letter WHERE consumer = $1 AND message_id = ANY($2)

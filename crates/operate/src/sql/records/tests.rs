@@ -19,6 +19,8 @@ fn statements_are_written_down() {
         ("discard letters", close(["discard", "DEAD"])),
         ("note a reading", decide_letters::note_reading(schema)),
         ("mark processed", decide_letters::mark_processed(schema)),
+        ("try an event now", decide_letters::try_now(schema)),
+        ("list what fails", list_letters::list_failing(schema)),
         ("look up events", look_up_records::look_up(schema)),
         ("explain: records", look_up_records::records(schema)),
         ("explain: attempts", look_up_records::attempts(schema)),

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::{Connection, OperatorPause, Status};
-use operate::consumers::{self, Backlog, ControlAction, Holder};
+use operate::consumers::{self, Backlog, ControlAction, Failing, Holder};
 use operate::dead_letters::{Actor, AuditEntry};
 use outbox::Table;
 use schemars::JsonSchema;
@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use servers::PostgresTarget;
 use tracing::info;
+use uuid::Uuid;
 
 use crate::admin::access::Caller;
 use crate::admin::api::{Body, Change, Named, json};
@@ -52,6 +53,8 @@ struct Consumer {
     worker: Option<Holder>,
     #[serde(flatten)]
     backlog: Backlog,
+    /// What fails and is tried again; of many, what happened first.
+    failing: Vec<Failing>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -92,7 +95,27 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> 
         let operation = operation.answers::<Versioned<Shown>>(200, "The consumer as it is now");
         api.on(operation, want(action))
     });
-    api.with_state(state)
+    let trial =
+        Operation::post("/api/v1/consumers/{name}/events/{id}/try-now", "Tries an event now")
+            .body::<Change>()
+            .answers_nothing(204, "It is due, and one of its attempts is made at once");
+    api.on(trial, try_now).with_state(state)
+}
+
+async fn try_now(
+    State(state): State<ConsumerState>,
+    caller: Caller,
+    Named((name, event)): Named<(String, Uuid)>,
+    Body(change): Body<Change>,
+) -> Result<StatusCode, ApiError> {
+    let actor = Actor { name: caller.name(change.by), via: "http".into(), why: change.why };
+    if !state.open().await?.try_now(&name, event, &actor).await? {
+        let detail = format!("event {event} does not wait for another attempt of {name}");
+        let hint = "GET /api/v1/consumers/{name} lists under `failing` what does";
+        return Err(ApiError::new(StatusCode::CONFLICT, detail).with_hint(hint));
+    }
+    info!(consumer = name, %event, by = actor.name, "tried at once over HTTP");
+    Ok(StatusCode::NO_CONTENT)
 }
 
 impl ConsumerState {
@@ -120,6 +143,9 @@ impl ConsumerState {
         }
         for backlog in &backlogs {
             of(&backlog.consumer, &|it| it.backlog = backlog.clone());
+        }
+        for failing in &tables.failing().await? {
+            of(&failing.consumer, &|it| it.failing.push(failing.clone()));
         }
         for holder in &holders {
             of(&holder.consumer, &|it| it.worker = Some(holder.clone()));
