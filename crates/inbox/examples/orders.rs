@@ -34,7 +34,11 @@ impl TransactionalHandler for Warehouse {
         match reserve(&order, transaction).await {
             Ok(0) => Verdict::retry("not enough in stock"),
             Ok(_) => Verdict::processed(),
-            Err(error) => Verdict::retry(error),
+            // What the server said: the error itself is no more than "db error".
+            Err(error) => match error.as_db_error() {
+                Some(said) => Verdict::retry(said),
+                None => Verdict::retry(error),
+            },
         }
     }
 }

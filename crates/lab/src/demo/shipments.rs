@@ -41,7 +41,8 @@ impl TransactionalHandler for Shipping {
         let stream_seq = delivery.stream_seq.cast_signed();
         match transaction.execute(SHIP, &[&delivery.event.id, &order_id, &stream_seq]).await {
             Ok(_) => Verdict::processed(),
-            Err(error) => Verdict::retry(error),
+            // With what the server said: the error itself is no more than "db error".
+            Err(error) => Verdict::retry(format!("{:#}", anyhow::Error::new(error))),
         }
     }
 }
