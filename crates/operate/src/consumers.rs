@@ -19,7 +19,7 @@ pub use self::controls::ControlAction;
 pub use self::rewind_list::Rewind;
 pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
 use crate::dead_letters::Actor;
-use crate::sql::records::{decide_letters, list_letters, query, select};
+use crate::sql::records::{decide_letters, list_letters, look_up_records, query, select};
 
 /// The consumers whose inbox is in one schema.
 pub struct Consumers {
@@ -67,6 +67,19 @@ pub struct Failing {
     pub last_error: String,
     /// When it is tried next; `None` while it is.
     pub next_attempt_at: Option<Timestamp>,
+}
+
+/// Attempts of the last 15 minutes that failed alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FailedAnswers {
+    /// The status of their HTTP answers; `None` if there were none.
+    pub code: Option<i16>,
+    /// How many.
+    pub count: i64,
+    /// When the last was.
+    pub last_at: Timestamp,
+    /// How long the median took.
+    pub took_ms: i32,
 }
 
 /// Of one consumer so many are listed.
@@ -123,6 +136,16 @@ impl Consumers {
     pub async fn failing(&self) -> Result<Vec<Failing>, Error> {
         let sql = list_letters::list_failing(&self.schema);
         select(&self.connection, "look at the inbox", &sql, &[&FAILING_MAX]).await
+    }
+
+    /// How attempts of a consumer failed lately, the most frequent first.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn failed_answers(&self, consumer: &str) -> Result<Vec<FailedAnswers>, Error> {
+        let sql = look_up_records::failed_answers(&self.schema);
+        select(&self.connection, "look at the attempts", &sql, &[&consumer]).await
     }
 
     /// Makes an event due at once that waits for another attempt, which counts as always. False if it

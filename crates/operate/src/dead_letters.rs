@@ -36,8 +36,9 @@ const FINGERPRINT: &str = "regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THE
 pub(crate) fn group_letters(aggregate: &str, these: &str) -> String {
     format!(
         "SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
-             min(first) AS first, max(last) AS last
+             sum(late)::bigint AS last_hour, min(first) AS first, max(last) AS last
          FROM (SELECT {FINGERPRINT} AS fingerprint, aggregate, count(*) AS letters,
+                   count(*) FILTER (WHERE dead_at > now() - interval '1 hour') AS late,
                    min(dead_at) AS first, max(dead_at) AS last
                FROM (SELECT reason, dead_at, ({aggregate}) COLLATE \"C\" AS aggregate
                      {these} ORDER BY dead_at DESC LIMIT {GROUPED_MAX}) newest
@@ -116,6 +117,8 @@ pub struct Group {
     pub count: u64,
     /// Of how many aggregates.
     pub aggregates: u64,
+    /// How many died in the last hour.
+    pub last_hour: u64,
     /// When the first died.
     pub first: Timestamp,
     /// When the last died.

@@ -28,6 +28,8 @@ pub enum FoundState {
 pub struct EventFilter {
     /// Those of this aggregate.
     pub aggregate: Option<Aggregate>,
+    /// Those of aggregates of this id, whatever their type.
+    pub aggregate_id: Option<String>,
     /// Those of this type.
     pub event_type: Option<String>,
     /// Those that happened then or later.

@@ -35,6 +35,9 @@ impl Store {
             add("aggregate_type = $", &aggregate_type);
             add("aggregate_id = $", &aggregate_id);
         }
+        if filter.aggregate_id.is_some() {
+            add("aggregate_id = $", &filter.aggregate_id);
+        }
         if filter.event_type.is_some() {
             add("event_type = $", &filter.event_type);
         }

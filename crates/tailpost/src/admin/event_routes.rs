@@ -27,6 +27,8 @@ struct EventsQuery {
     #[serde(default, deserialize_with = "parsed")]
     #[schemars(with = "Option<String>", extend("pattern" = AGGREGATE, "examples" = ["order:o-17"]))]
     aggregate: Option<Aggregate>,
+    /// Of an aggregate of any type
+    aggregate_id: Option<String>,
     /// The event's type
     #[serde(rename = "type")]
     event_type: Option<String>,
@@ -63,8 +65,9 @@ async fn search(
     State(config): State<Arc<Config>>,
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, ApiError> {
-    let EventsQuery { aggregate, event_type, since, until, state, limit: most, cursor } = query;
-    let filter = EventFilter { aggregate, event_type, since, until, state };
+    let EventsQuery { aggregate, aggregate_id, event_type, .. } = query;
+    let EventsQuery { since, until, state, limit: most, cursor, .. } = query;
+    let filter = EventFilter { aggregate, aggregate_id, event_type, since, until, state };
     let (after, limit) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
     let next = cursor::end_page(&mut events, limit, FoundEvent::place)?;

@@ -56,6 +56,18 @@ pub(crate) fn attempts(schema: &str) -> String {
     ))
 }
 
+/// What the attempts of the consumer `$1` met that failed in the last 15 minutes, of the newest of all
+/// consumers.
+pub(crate) fn failed_answers(schema: &str) -> String {
+    as_json(&format!(
+        "SELECT code, count(*) AS count, max(failed_at) AS last_at,
+             percentile_disc(0.5) WITHIN GROUP (ORDER BY took_ms) AS took_ms
+         FROM (SELECT * FROM {schema}.inbox_attempts ORDER BY id DESC LIMIT 10000) AS newest
+         WHERE consumer = $1 AND failed_at > clock_timestamp() - interval '15 min'
+         GROUP BY code ORDER BY count DESC, code"
+    ))
+}
+
 /// Every consumer.
 pub(crate) fn consumers(schema: &str) -> String {
     format!("SELECT consumer FROM {schema}.inbox_roles WHERE partition = 0 ORDER BY consumer")

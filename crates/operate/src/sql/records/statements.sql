@@ -60,10 +60,11 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7);
 
 -- group letters
 WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
-         min(first) AS first, max(last) AS last
+         sum(late)::bigint AS last_hour, min(first) AS first, max(last) AS last
      FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
 regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
 ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+               count(*) FILTER (WHERE dead_at > now() - interval '1 hour') AS late,
                min(dead_at) AS first, max(dead_at) AS last
            FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
     || (d.headers->'Aggregate-Id'->>0), d.message_id::text)) COLLATE "C" AS aggregate
@@ -81,10 +82,11 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') 
 
 -- group many letters
 WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
-         min(first) AS first, max(last) AS last
+         sum(late)::bigint AS last_hour, min(first) AS first, max(last) AS last
      FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
 regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
 ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+               count(*) FILTER (WHERE dead_at > now() - interval '1 hour') AS late,
                min(dead_at) AS first, max(dead_at) AS last
            FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
     || (d.headers->'Aggregate-Id'->>0), d.message_id::text)) COLLATE "C" AS aggregate
@@ -332,6 +334,13 @@ JOIN public.inbox_attempts a ON a.event_time = m.event_time
     AND a.message_id = m.message_id AND a.consumer = m.consumer
 WHERE r.partition = 0
 ORDER BY a.consumer, a.id) SELECT to_json(it) FROM it;
+
+-- attempts that failed, by answer
+WITH it AS (SELECT code, count(*) AS count, max(failed_at) AS last_at,
+    percentile_disc(0.5) WITHIN GROUP (ORDER BY took_ms) AS took_ms
+FROM (SELECT * FROM public.inbox_attempts ORDER BY id DESC LIMIT 10000) AS newest
+WHERE consumer = $1 AND failed_at > clock_timestamp() - interval '15 min'
+GROUP BY code ORDER BY count DESC, code) SELECT to_json(it) FROM it;
 
 -- explain: letters
 WITH it AS (SELECT d.consumer, d.cause, d.reason, d.dead_at,

@@ -24,6 +24,7 @@ fn statements_are_written_down() {
         ("look up events", look_up_records::look_up(schema)),
         ("explain: records", look_up_records::records(schema)),
         ("explain: attempts", look_up_records::attempts(schema)),
+        ("attempts that failed, by answer", look_up_records::failed_answers(schema)),
         ("explain: letters", look_up_records::letters(schema)),
         ("consumers", look_up_records::consumers(schema)),
         ("pause a consumer", control_consumers::pause(schema)),

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use inbox::{Connection, OperatorPause, Status};
-use operate::consumers::{self, Backlog, ControlAction, Failing, Holder};
+use operate::consumers::{self, Backlog, ControlAction, FailedAnswers, Failing, Holder};
 use operate::dead_letters::{Actor, AuditEntry};
 use outbox::Table;
 use schemars::JsonSchema;
@@ -68,6 +68,8 @@ struct Shown {
     consumer: Consumer,
     /// Who wanted what of it, the newest first.
     history: Vec<AuditEntry>,
+    /// How attempts failed in the last 15 minutes.
+    failed_answers: Vec<FailedAnswers>,
 }
 
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(state: ConsumerState) -> Api<S> {
@@ -159,7 +161,10 @@ impl ConsumerState {
     async fn shown(&self, name: &str) -> Result<Response, ApiError> {
         let consumer = self.consumers().await?.remove(name);
         let consumer = consumer.ok_or_else(|| unknown(name))?;
-        json(&Shown { consumer, history: self.open().await?.history(name, HISTORY).await? })
+        let tables = self.open().await?;
+        let history = tables.history(name, HISTORY).await?;
+        let failed_answers = tables.failed_answers(name).await?;
+        json(&Shown { consumer, history, failed_answers })
     }
 
     async fn want(
