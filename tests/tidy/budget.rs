@@ -7,7 +7,7 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
-    ("console", 5699),
+    ("console", 6372),
     ("inbox", 10704),
     ("lab", 6506),
     ("operate", 13686),
@@ -22,7 +22,7 @@ const LINES: [(&str, usize); 9] = [
 const SETTINGS: usize = 106;
 
 /// Words of `docs/`.
-const WORDS: usize = 25_843;
+const WORDS: usize = 25_868;
 
 /// Places at which a test waits for words in a log instead of a state.
 const WAITS_FOR_WORDS: usize = 97;

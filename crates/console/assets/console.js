@@ -26,7 +26,9 @@
   function show({ text = {}, path = {}, shape: current }) {
     for (const it of all("[data-live]")) {
       const value = text[it.dataset.live];
-      if (value !== undefined && it.textContent !== value) it.textContent = value;
+      if (value === undefined || it.textContent === value) continue;
+      it.textContent = value;
+      if (it.parentElement.matches(".tally")) it.parentElement.hidden = value === "0";
     }
     for (const it of all("[data-live-path]")) {
       const value = path[it.dataset.livePath];
@@ -136,9 +138,11 @@
 
   function ages() {
     if (paused) return;
-    for (const it of all("time[data-clock]")) {
-      const seconds = Math.max(0, Math.floor((Date.now() - Date.parse(it.dateTime)) / 1000));
-      const text = seconds === 0 ? "now" : `${span(seconds)} ago`;
+    for (const it of all("time[data-clock], time[data-until]")) {
+      const ahead = it.matches("[data-until]");
+      const passed = Math.floor((Date.now() - Date.parse(it.dateTime)) / 1000);
+      const seconds = Math.max(0, ahead ? -passed : passed);
+      const text = seconds === 0 ? "now" : ahead ? `in ${span(seconds)}` : `${span(seconds)} ago`;
       if (it.textContent !== text) it.textContent = text;
     }
   }

@@ -75,6 +75,11 @@ impl App {
             .map(|client| Source { app: self, client })
     }
 
+    /// Whether what its database has is asked of another source.
+    pub(crate) fn is_twin(&self, key: &str) -> bool {
+        self.watch.see(|picture| picture.is_twin(key))
+    }
+
     /// What each of some sources answers, and why others do not.
     pub(crate) async fn ask_each<T: DeserializeOwned>(
         &self,
@@ -100,30 +105,22 @@ impl App {
     /// Finds out who sent these headers.
     pub(crate) async fn visitor(&self, headers: &HeaderMap, peer: Option<Peer>) -> Option<Visitor> {
         let theme = Theme::of(headers);
-        let form_token = Arc::clone(&self.form_token);
         if let Some(proxy) = &self.settings.proxy {
             let is_trusted = peer.is_some_and(|it| (proxy.trusts)(it.0));
             let name = only(headers, proxy.user_header.as_str()).filter(|_| is_trusted)?;
             let name = Some(name.chars().take(200).collect());
             let role = self.own_role().await;
-            return Some(Visitor { role, is_known: true, name, form_token, token: None, theme });
+            return Some(Visitor { role, is_known: true, name, ..self.nobody(theme) });
         }
         if !self.settings.needs_sign_in() {
             let role = self.own_role().await;
-            return Some(Visitor {
-                role,
-                is_known: true,
-                name: None,
-                form_token,
-                token: None,
-                theme,
-            });
+            return Some(Visitor { role, is_known: true, ..self.nobody(theme) });
         }
         let id = session_cookies().into_iter().find_map(|it| cookie(headers, it))?;
         let mut session = self.sessions.get(id)?;
         if session.is_to_be_checked() {
             match self.role_of(&session.token).await {
-                Ok(Some(role)) => {
+                Ok(Some(Oneself { role, .. })) => {
                     self.sessions.confirm(id, role);
                     session.role = role;
                 }
@@ -139,10 +136,10 @@ impl App {
         Some(Visitor {
             role: session.role,
             is_known: true,
-            name: None,
+            called: session.called,
             form_token: session.form_token,
             token: Some(session.token),
-            theme,
+            ..self.nobody(theme)
         })
     }
 
@@ -162,7 +159,8 @@ impl App {
             return role;
         }
         let roles = self.roles_of(&Token::Own).await;
-        let best = if self.settings.has_credentials() { roles.proven } else { roles.of_anybody };
+        let proven = roles.proven.map(|it| it.role);
+        let best = if self.settings.has_credentials() { proven } else { roles.of_anybody };
         if let Some(role) = best {
             *known = Some((Instant::now(), role));
         }
@@ -175,7 +173,7 @@ impl App {
     /// # Errors
     ///
     /// If no upstream knows it, and one of them did not answer.
-    pub(crate) async fn role_of(&self, token: &Arc<str>) -> Result<Option<Role>, AskError> {
+    pub(crate) async fn role_of(&self, token: &Arc<str>) -> Result<Option<Oneself>, AskError> {
         let roles = self.roles_of(&Token::Of(Arc::clone(token))).await;
         match (roles.proven, roles.failed) {
             (None, Some(error)) => Err(error),
@@ -187,8 +185,11 @@ impl App {
         let mut roles = Roles::default();
         for client in &self.clients {
             match (Source { app: self, client }).role_of(token).await {
-                Ok(Some((role, true))) => roles.proven = roles.proven.max(Some(role)),
-                Ok(Some((role, false))) => roles.of_anybody = roles.of_anybody.max(Some(role)),
+                Ok(Some((it, true))) => {
+                    let best = roles.proven.take().into_iter().chain([it]);
+                    roles.proven = best.max_by_key(|it| it.role);
+                }
+                Ok(Some((it, false))) => roles.of_anybody = roles.of_anybody.max(Some(it.role)),
                 Ok(None) => {}
                 Err(error) => roles.failed = Some(error),
             }
@@ -201,7 +202,7 @@ impl App {
 #[derive(Default)]
 struct Roles {
     /// The best at those that know it.
-    proven: Option<Role>,
+    proven: Option<Oneself>,
     /// The best at those that have no tokens, and admit everybody.
     of_anybody: Option<Role>,
     failed: Option<AskError>,
@@ -282,17 +283,17 @@ impl Source<'_> {
 
     /// What a token is good for, and whether it proves that: a process without tokens admits any.
     /// `None` if it is not known.
-    async fn role_of(&self, token: &Token) -> Result<Option<(Role, bool)>, AskError> {
-        let Some(role) = self.me(token).await? else { return Ok(None) };
+    async fn role_of(&self, token: &Token) -> Result<Option<(Oneself, bool)>, AskError> {
+        let Some(oneself) = self.me(token).await? else { return Ok(None) };
         let made_up = Token::Of(secret().into());
         let is_proven = self.me(&made_up).await?.is_none();
-        Ok(Some((role, is_proven)))
+        Ok(Some((oneself, is_proven)))
     }
 
-    async fn me(&self, token: &Token) -> Result<Option<Role>, AskError> {
+    async fn me(&self, token: &Token) -> Result<Option<Oneself>, AskError> {
         let address = self.address().await?;
         match self.client.get::<Oneself>(address, "/api/v1/me", token).await {
-            Ok(oneself) => Ok(Some(oneself.role)),
+            Ok(oneself) => Ok(Some(oneself)),
             Err(AskError::Refused { status: StatusCode::UNAUTHORIZED, .. }) => Ok(None),
             Err(error) => Err(error),
         }

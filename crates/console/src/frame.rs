@@ -5,18 +5,18 @@ use std::fmt;
 use askama::Template;
 use askama::filters::HtmlSafe;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use jiff::Timestamp;
 
 use crate::app::App;
 use crate::assets::Names;
 use crate::problem::Problem;
-use crate::state::figures::{age, clock, count};
+use crate::state::figures::{age, clock, count, until};
 use crate::state::history::Reach;
 use crate::state::live_figures::{Figures, figures};
 use crate::state::picture::Picture;
 use crate::state::word::word;
-use crate::visitor::Visitor;
+use crate::visitor::{Visitor, saying};
 
 /// The pages of the bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,12 +91,13 @@ impl Frame {
         if self.at == at { "page" } else { "false" }
     }
 
-    /// Who it is, beside the role.
+    /// Who it is, as the audit has it, and the role.
     pub(crate) fn who(&self) -> String {
         let role = self.visitor.role.name();
-        match &self.visitor.name {
-            Some(name) => format!("{name} ({role})"),
-            None => role.to_owned(),
+        match self.visitor.name.as_deref().or(self.visitor.called.as_deref()) {
+            Some(name) if name == role => role.to_owned(),
+            None if self.visitor.is_signed_in() => role.to_owned(),
+            name => format!("{} ({role})", name.unwrap_or("unnamed")),
         }
     }
 
@@ -118,10 +119,30 @@ impl Frame {
         at.map_or_else(|| "–".into(), |it| clock(it, self.now))
     }
 
+    pub(crate) fn until(&self, at: &Timestamp) -> Until {
+        Until { at: *at, now: self.now }
+    }
+
     pub(crate) fn when(&self, at: &Option<Timestamp>) -> When {
         When { at: *at, now: self.now }
     }
 }
+
+/// A time to come, as how long that is.
+pub(crate) struct Until {
+    at: Timestamp,
+    now: Timestamp,
+}
+
+impl fmt::Display for Until {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, now } = *self;
+        let (exact, text) = (at.strftime("%Y-%m-%d %H:%M:%S UTC"), until(at, now));
+        write!(f, "<time datetime=\"{at}\" title=\"{exact}\" data-until>{text}</time>")
+    }
+}
+
+impl HtmlSafe for Until {}
 
 /// Figures as a page has them: each in an element that the script finds by its name.
 pub(crate) struct Shown(Figures);
@@ -200,7 +221,13 @@ pub(crate) fn page(template: &impl Template) -> Result<Response, Problem> {
     page_with(StatusCode::OK, template)
 }
 
-fn page_with(status: StatusCode, template: &impl Template) -> Result<Response, Problem> {
+/// Back to a page, which says what was done.
+pub(crate) fn done(app: &App, path: &str, said: &str) -> Response {
+    let to = Redirect::to(&format!("{}{path}", app.settings.base_path));
+    ([(header::SET_COOKIE, saying(said))], to).into_response()
+}
+
+pub(crate) fn page_with(status: StatusCode, template: &impl Template) -> Result<Response, Problem> {
     let failed = |_| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the page cannot be written");
     let text = template.render().map_err(failed)?;
     Ok((status, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], text).into_response())

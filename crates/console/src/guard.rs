@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::frame;
 use crate::problem::Problem;
 use crate::state::plan::escape;
-use crate::visitor::{Peer, Theme, Visitor};
+use crate::visitor::{Peer, Theme, Visitor, said, saying};
 
 /// Nothing but what this server sends, no inline script or style, and no string becomes script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -48,7 +48,7 @@ pub(crate) async fn guard(
     };
     let is_open = path.starts_with("/assets/") || path == "/sign-in" || path == "/theme";
     let visitor = match visitor {
-        Some(visitor) => visitor,
+        Some(visitor) => Visitor { said: said(request.headers()), ..visitor },
         None if is_open => app.nobody(theme),
         None => {
             let response = sign_in_first(&app, &request);
@@ -124,6 +124,14 @@ fn dress(app: &App, visitor: &Visitor, mut response: Response) -> Response {
         response = frame::problem_page(app, visitor, problem);
     }
     let headers = response.headers_mut();
+    let is_page =
+        headers.get(header::CONTENT_TYPE).is_some_and(|it| it.as_bytes().starts_with(b"text/html"));
+    if let Ok(cookie) = HeaderValue::from_str(&saying(""))
+        && is_page
+        && visitor.said.is_some()
+    {
+        headers.append(header::SET_COOKIE, cookie);
+    }
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }

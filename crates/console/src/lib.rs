@@ -43,7 +43,7 @@ pub use visitor::Peer;
 use app::App;
 use pages::{
     audit, checks, consumer, consumers, dead_letters, event, events, letter, letter_changes, log,
-    overview, replay, rewind, settings_page, sign_in, work,
+    one_event, overview, replay, rewind, settings_page, sign_in, work,
 };
 use problem::Problem;
 
@@ -136,16 +136,15 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/events/{id}", get(event::event))
         .route("/consumers", get(consumers::consumers))
         .route("/consumers/{source}/{name}", get(consumer::consumer))
-        .route("/consumers/{source}/{name}/{action}", post(consumer::change_consumer))
+        .route(
+            "/consumers/{source}/{name}/{action}",
+            get(one_event::plan).post(consumer::change_consumer),
+        )
         .route(
             "/consumers/{source}/{name}/rewind",
             get(rewind::plan_rewind).post(rewind::begin_rewind),
         )
         .route("/consumers/{source}/{name}/rewind/cancel", post(rewind::cancel_rewind))
-        .route(
-            "/consumers/{source}/{name}/mark-processed",
-            get(rewind::plan_mark).post(rewind::mark_processed),
-        )
         .route("/log", get(log::log))
         .route("/checks", get(checks::checks))
         .route("/audit", get(audit::audit))

@@ -1,6 +1,7 @@
 //! The pages: each a template, a struct with what it shows, and a function.
 
 pub(crate) mod audit;
+mod audit_pages;
 pub(crate) mod checks;
 pub(crate) mod consumer;
 pub(crate) mod consumers;
@@ -10,6 +11,7 @@ pub(crate) mod events;
 pub(crate) mod letter;
 pub(crate) mod letter_changes;
 pub(crate) mod log;
+pub(crate) mod one_event;
 pub(crate) mod overview;
 pub(crate) mod replay;
 pub(crate) mod rewind;

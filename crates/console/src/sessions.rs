@@ -39,6 +39,8 @@ impl Role {
 pub(crate) struct Session {
     pub(crate) token: Arc<str>,
     pub(crate) role: Role,
+    /// What the audit calls it.
+    pub(crate) called: Option<String>,
     /// What each form of this session carries.
     pub(crate) form_token: Arc<str>,
     since: Instant,
@@ -65,11 +67,12 @@ pub(crate) fn is_same(given: &str, secret: &str) -> bool {
 
 impl Sessions {
     /// Begins a session, and says what its cookie has.
-    pub(crate) fn begin(&self, token: &str, role: Role) -> String {
+    pub(crate) fn begin(&self, token: &str, role: Role, called: Option<String>) -> String {
         let (id, now) = (secret(), Instant::now());
         let session = Session {
             token: token.into(),
             role,
+            called,
             form_token: secret().into(),
             since: now,
             checked: now,
@@ -135,7 +138,7 @@ mod tests {
     #[test]
     fn a_session_is_there_until_it_is_ended() {
         let sessions = Sessions::default();
-        let id = sessions.begin("s3cret", Role::Operator);
+        let id = sessions.begin("s3cret", Role::Operator, None);
         assert_eq!(id.len(), 64);
         assert_eq!(sessions.get(&id).map(|it| it.role), Some(Role::Operator));
         assert!(sessions.get("other").is_none());

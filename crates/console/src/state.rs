@@ -2,6 +2,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod chart;
+mod consumer_view;
 pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod life;
@@ -11,5 +12,6 @@ pub(crate) mod operator_answers;
 pub(crate) mod picture;
 pub(crate) mod plan;
 mod rates;
+mod source;
 pub(crate) mod story_answers;
 pub(crate) mod word;

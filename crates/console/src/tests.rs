@@ -1,5 +1,6 @@
 //! The whole console on a relay and an inbox that answer what they are told to.
 
+mod decisions;
 mod upstream;
 
 use axum::Router;
@@ -123,6 +124,7 @@ fn pages() -> Vec<String> {
         format!("/consumers/inbox/{name}"),
         format!("/consumers/inbox/{name}/rewind?to_sequence=7&again=yes&aggregate={name}"),
         format!("/consumers/inbox/{name}/mark-processed?event={name}"),
+        format!("/consumers/inbox/{name}/try-now?event={name}"),
         "/work".into(),
         "/log".into(),
         "/checks".into(),
@@ -216,7 +218,7 @@ async fn a_side_that_admits_everybody_lets_nobody_in() {
     assert_eq!(refused.status, StatusCode::FORBIDDEN);
     let operator = stage.sign_in("operator").await.ok().expect("signed in");
     let page = stage.get("/", &operator).await.body;
-    assert!(page.contains("<bdi>operator</bdi>"), "{page}");
+    assert!(page.contains("<bdi>ada (operator)</bdi>"), "as the audit has it: {page}");
     // Its role at the inbox limits what somebody may do to the relay.
     let viewer = stage.sign_in("viewer").await.ok().expect("signed in");
     let path = format!("/dead-letters/relay/{ID}");
@@ -260,6 +262,7 @@ async fn a_viewer_who_posts_by_hand_is_refused() {
         ("/consumers/inbox/mailer/rewind?to_sequence=1&again=yes".into(), "&why=x".into()),
         ("/consumers/inbox/mailer/rewind/cancel".into(), String::new()),
         (format!("/consumers/inbox/mailer/mark-processed?event={ID}"), "&why=x".into()),
+        (format!("/consumers/inbox/mailer/try-now?event={ID}"), String::new()),
         ("/work/replays/new".into(), "&source=relay&aggregate=a:b&why=x".into()),
         (format!("/work/replays/relay/{ID}/cancel"), String::new()),
     ] {
@@ -309,6 +312,25 @@ async fn work_on_many_is_asked_of_the_inbox_with_how_many_and_how_fast() {
         r#"{"action":"requeue","consumer":"a b","filter":{"reason":"down "},"first":10,"rate":50}"#;
     let expected = ("POST /api/v1/inbox/dead-letter/operations".to_owned(), body.to_owned());
     assert_eq!(changes, [expected]);
+}
+
+#[tokio::test]
+async fn a_consumers_page_lists_what_fails_and_what_waits_for_it() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let path = format!("/consumers/inbox/{}", crate::state::plan::escape(HOSTILE));
+    let page = stage.get(&path, &cookie).await.body;
+    let (_, failing) = page.split_once("Failing now").expect("what fails");
+    for told in ["data-label=\"Wait behind\">17<", "data-until>in 3", &format!("/events/{ID}")] {
+        assert!(failing.contains(told), "{told}: {failing}");
+    }
+    let path = format!("{path}/try-now?event={ID}");
+    let form = form_of(&stage.get(&path, &cookie).await.body);
+    let answer = stage.send("POST", &path, &cookie, Some(&format!("form={form}&why=mended"))).await;
+    assert_eq!(answer.status, StatusCode::SEE_OTHER);
+    let (asked, body) = stage.changes.lock().expect("no panic").last().cloned().expect("a change");
+    assert!(asked.ends_with(&format!("/events/{ID}/try-now")), "{asked}");
+    assert_eq!(body, r#"{"why":"mended"}"#);
 }
 
 #[tokio::test]

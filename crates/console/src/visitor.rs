@@ -6,10 +6,13 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use percent_encoding::percent_decode_str;
 
 use crate::client::Token;
 use crate::problem::Problem;
 use crate::sessions::Role;
+use crate::state::figures::short;
+use crate::state::plan::escape;
 
 /// The address at which a request came from. Whoever serves the router sets it.
 #[derive(Debug, Clone, Copy)]
@@ -59,11 +62,15 @@ pub(crate) struct Visitor {
     pub(crate) is_known: bool,
     /// The name that a trusted proxy vouches for.
     pub(crate) name: Option<String>,
+    /// What the audit calls the token.
+    pub(crate) called: Option<String>,
     /// What each form carries.
     pub(crate) form_token: Arc<str>,
     /// What the visitor has shown.
     pub(crate) token: Option<Arc<str>>,
     pub(crate) theme: Theme,
+    /// What came of the change before this page.
+    pub(crate) said: Option<String>,
 }
 
 impl Visitor {
@@ -92,8 +99,25 @@ impl Visitor {
     /// Nobody yet: sees the page to sign in at.
     pub(crate) fn nobody(form_token: Arc<str>, theme: Theme) -> Self {
         let role = Role::Viewer;
-        Self { role, is_known: false, name: None, form_token, token: None, theme }
+        let (name, called, token, said) = (None, None, None, None);
+        Self { role, is_known: false, name, called, form_token, token, theme, said }
     }
+}
+
+/// Has what a change came to, for the page that the browser is sent to.
+pub(crate) const SAID_COOKIE: &str = "tailpost-said";
+
+/// Which cookie that is; it lasts no longer than the way there.
+pub(crate) fn saying(text: &str) -> String {
+    let age = if text.is_empty() { 0 } else { 60 };
+    let text = escape(&short(text, 300));
+    format!("{SAID_COOKIE}={text}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict")
+}
+
+/// What it says.
+pub(crate) fn said(headers: &HeaderMap) -> Option<String> {
+    let text = percent_decode_str(cookie(headers, SAID_COOKIE)?).decode_utf8().ok()?;
+    (!text.is_empty()).then(|| text.into_owned())
 }
 
 pub(crate) const THEME_COOKIE: &str = "tailpost-theme";

@@ -32,6 +32,8 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     let stored = async || stage.env.stored_ids().await;
     until(DEADLINE, "both are published", async || stored().await.len() == 2).await;
     assert_eq!(stored().await, [id, behind]);
+    let tally = "return document.querySelector('[data-go=d] .tally').hidden";
+    until(DEADLINE, "no figure is left", async || browser.script(tally).await == true).await;
     browser.reload().await;
     browser.wait_text("main", "No dead letters").await;
     let sql = format!(
@@ -40,6 +42,45 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     );
     let done = "read operator, requeue operator the note was too long";
     assert_eq!(stage.env.query::<String>(&sql).await, done);
+    assert_eq!(browser.complaints().await, Vec::<String>::new());
+}
+
+/// An event fails at a consumer and blocks its aggregate. It is found from the first screen, with links
+/// alone, and is tried as soon as its service is mended.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_fails_at_a_consumer_is_found_from_the_first_screen_and_tried() {
+    let stage = Stage::with(
+        &[],
+        &[("TAILPOST_INBOX__MAX_ATTEMPTS", "20"), ("TAILPOST_INBOX__BACKOFF", "24h")],
+    )
+    .await;
+    stage.service.answer_to("o-1", 500);
+    let blocks = stage.emit("o-1", 10).await;
+    let behind = stage.emit("o-1", 10).await;
+    let browser = stage.browser("operator").await;
+    browser.wait_text(".needs", "order:o-1 waits for an event that fails: 500").await;
+    browser.wait_text(".needs", "1 event waits behind").await;
+    browser.click_through(".needs .actions a").await;
+    browser.wait_text("main", "Failing now").await;
+    let row = browser.text("[data-part=consumer] table").await;
+    assert!(row.contains(&blocks.to_string()) && row.contains("in "), "{row}");
+    for (wide, scheme) in [(320, "dark"), (1440, "light")] {
+        browser.size(wide, 900).await;
+        browser.colours(scheme).await;
+        browser.screenshot(&format!("failing-{wide}-{scheme}")).await;
+        browser.assert_sound("a consumer with an event that fails").await;
+    }
+    stage.service.answer_to("o-1", 204);
+    browser.click_through("a[href*='/try-now?']").await;
+    browser.wait_text("main", "attempt 1 failed").await;
+    browser.type_into("#why", "mended").await;
+    browser.click_through(".plan button").await;
+    until(DEADLINE, "both are handled", async || stage.service.calls_of(behind) == 1).await;
+    assert_eq!(stage.service.calls_of(blocks), 2);
+    let sql = "SELECT decision || ' ' || decided_by || ' ' || reason FROM inbox_decisions";
+    assert_eq!(stage.env.query::<String>(sql).await, "try_now postgres (operator) mended");
+    browser.press("go").await;
+    browser.wait_text(".needs", "Nothing").await;
     assert_eq!(browser.complaints().await, Vec::<String>::new());
 }
 

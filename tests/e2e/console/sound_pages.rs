@@ -41,6 +41,7 @@ async fn pages(stage: &Stage) -> Vec<(&'static str, String)> {
         ("log", "/log".into()),
         ("checks", "/checks".into()),
         ("audit", "/audit".into()),
+        ("try-now", format!("/consumers/inbox/billing/try-now?event={}", of(refused))),
         ("settings", "/settings".into()),
         ("replay-plan", "/work/replays/new?aggregate=order:o-17&per_second=50".into()),
     ]
@@ -107,7 +108,7 @@ mod long {
         browser.click("[data-open][href*='/dead-letters/relay/']").await;
         browser.type_into("#why", "no good").await;
         browser.click("button[formaction$='/discard']").await;
-        browser.wait_text("main", "No dead letters").await;
+        browser.wait_text("main", "No dead letter matches").await;
         let sql = format!(
             "SELECT count(*) FROM outbox_dead_letter WHERE id = '{id}' AND discarded_at IS NOT NULL"
         );

@@ -7,23 +7,26 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::audit_pages::{Merge, Pages, Places, Row};
+use super::replay::moment;
 use crate::app::App;
+use crate::client::Client;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::state::figures::short;
-use crate::state::operator_answers::{Audit, Audited};
 use crate::state::plan::escape;
 use crate::visitor::Visitor;
 
-/// Entries that are asked for: work on many has an entry for each.
-const PAGE: u32 = 200;
+/// Rows of a page.
+const ROWS: usize = 50;
 
 /// What people look for. The lists have more.
-const ACTIONS: [&str; 9] = [
+const ACTIONS: [&str; 10] = [
     "requeue",
     "discard",
     "reject",
     "mark_processed",
+    "try_now",
     "read",
     "replay",
     "rewind",
@@ -37,27 +40,32 @@ pub(crate) struct Search {
     source: String,
     action: String,
     actor: String,
+    since: String,
+    until: String,
+    /// As [`Places`].
     cursor: String,
 }
 
 impl Search {
-    fn query(&self) -> String {
-        let parts = [("action", &self.action), ("actor", &self.actor), ("cursor", &self.cursor)];
+    fn parts(&self) -> String {
+        let Self { action, actor, since, .. } = self;
+        let parts = [("action", action), ("actor", actor), ("since", &moment("since", since))];
         let parts = parts.iter().filter(|(_, it)| !it.trim().is_empty());
         parts.map(|(name, it)| format!("&{name}={}", escape(it.trim()))).collect()
     }
 
-    fn older(&self, next: &str) -> String {
-        let of = Self { cursor: next.to_owned(), ..self.clone() };
-        format!("source={}{}", escape(&self.source), of.query())
+    /// As the API takes it, for entries of before.
+    fn query(&self, until: &str) -> String {
+        let until = if until.is_empty() { moment("until", &self.until) } else { until.to_owned() };
+        let until = if until.is_empty() { until } else { format!("&until={}", escape(&until)) };
+        format!("{}{until}", self.parts())
     }
-}
 
-/// Entries in a row that differ in their event alone.
-struct Row {
-    source: String,
-    first: Audited,
-    count: usize,
+    /// Without the page.
+    fn address(&self) -> String {
+        let (source, until) = (escape(&self.source), escape(&self.until));
+        format!("source={source}{}&until={until}", self.parts())
+    }
 }
 
 impl Row {
@@ -79,20 +87,6 @@ pub(super) fn person(actor: &str) -> &str {
     inner.map_or(actor, |(_, name)| name)
 }
 
-fn collapse(rows: &mut Vec<Row>, source: &str, entry: Audited) {
-    let is_same = |it: &Audited| {
-        let of = |it: &Audited| {
-            let Audited { action, actor, why, consumer, .. } = it.clone();
-            (action, actor, why, consumer, it.event_id.is_some())
-        };
-        entry.event_id.is_some() && of(it) == of(&entry)
-    };
-    match rows.last_mut() {
-        Some(last) if last.source == source && is_same(&last.first) => last.count += 1,
-        _ => rows.push(Row { source: source.to_owned(), first: entry, count: 1 }),
-    }
-}
-
 #[derive(Template)]
 #[template(path = "audit.html")]
 struct AuditPage {
@@ -100,10 +94,8 @@ struct AuditPage {
     search: Search,
     sources: Vec<String>,
     rows: Vec<Row>,
-    /// Where the next page of the only source begins.
+    /// Where the next page begins.
     next: Option<String>,
-    /// There are older ones, of a source that is to be chosen.
-    has_more: bool,
     problems: Vec<(String, Problem)>,
 }
 
@@ -112,40 +104,17 @@ pub(crate) async fn audit(
     visitor: Visitor,
     Query(search): Query<Search>,
 ) -> Result<Response, Problem> {
-    let path = format!("audit?limit={PAGE}{}", search.query());
-    let of = |key: &str| search.source.is_empty() || search.source == key;
-    let (told, problems) = app.ask_each::<Audit>(&visitor, of, |_| path.clone()).await;
-    let sources: Vec<_> = app.clients.iter().map(|it| it.key.clone()).collect();
-    let is_one = told.len() == 1;
-    let has_more = !is_one && told.iter().any(|(_, it)| it.next.is_some());
-    let (mut rows, mut next) = (Vec::new(), None);
-    for (source, audit) in told {
-        audit.entries.into_iter().for_each(|it| collapse(&mut rows, &source, it));
-        next = audit.next.filter(|_| is_one);
-    }
-    rows.sort_by_key(|it| std::cmp::Reverse(it.first.at));
+    let places = Places::read(&search.cursor);
+    let query = search.query(&places.until);
+    let meant = |it: &&Arc<Client>| {
+        search.source == it.key || search.source.is_empty() && !app.is_twin(&it.key)
+    };
+    let sources = app.clients.iter().filter(meant).filter_map(|it| app.source(&it.key).ok());
+    let mut merge = Merge::new(sources.filter_map(|it| Pages::behind(it, &places)).collect());
+    merge.read(&visitor, &query, ROWS).await;
+    let next = merge.places(&places).map(|it| it.to_string());
+    let Merge { rows, problems, .. } = merge;
+    let sources = app.clients.iter().map(|it| it.key.clone()).collect();
     let frame = Frame::new(&app, &visitor, Place::Audit, "Audit");
-    page(&AuditPage { frame, search, sources, rows, next, has_more, problems })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_on_many_is_one_row_and_decisions_of_two_people_are_two() {
-        let entry = |actor: &str| Audited {
-            action: "requeue".into(),
-            actor: actor.into(),
-            event_id: Some("1".into()),
-            ..Audited::default()
-        };
-        let mut rows = Vec::new();
-        for actor in ["postgres (ada)", "postgres (ada)", "postgres (bob)"] {
-            collapse(&mut rows, "inbox", entry(actor));
-        }
-        let told: Vec<_> = rows.iter().map(|it| (it.person(), it.what())).collect();
-        assert_eq!(told, [("ada", "2 events".into()), ("bob", "event".into())]);
-        assert_eq!(person("operator for ada"), "operator for ada");
-    }
+    page(&AuditPage { frame, search, sources, rows, next, problems })
 }

@@ -3,19 +3,24 @@
 use std::sync::Arc;
 
 use askama::Template;
-use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
 use hyper::Method;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::consumers::{ConsumerRow, consumer_rows};
+use super::one_event::{self, Which};
+use super::rewind::back;
 use super::rewind_rows::RewindRow;
 use crate::app::{App, change};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
-use crate::state::answers::{Consumer, Decision};
+use crate::state::answers::{Consumer, Decision, Failing, HeldUp};
+use crate::state::figures::{ABSENT, clock, count, counted, first_line, short};
 use crate::state::operator_answers::Rewinds;
+use crate::state::picture::ConsumerView;
 use crate::state::plan::escape;
 use crate::visitor::Visitor;
 
@@ -26,10 +31,37 @@ struct ConsumerPage {
     row: ConsumerRow,
     /// As the database has it now, or why it does not say.
     record: Result<Consumer, Problem>,
+    failing: Vec<FailingRow>,
+    /// How many fail.
+    failed: u64,
     facts: Vec<(&'static str, String)>,
     rewinds: Vec<RewindRow>,
     history: Vec<Decision>,
     letters_path: String,
+}
+
+/// An event that fails and is tried again.
+struct FailingRow {
+    event_id: String,
+    aggregate: Option<String>,
+    event_type: String,
+    attempts: u64,
+    error: String,
+    next_attempt_at: Option<Timestamp>,
+    waiting: String,
+}
+
+fn failing_rows(view: &ConsumerView) -> Vec<FailingRow> {
+    let row = |(it, held_up): (&Failing, Option<&HeldUp>)| FailingRow {
+        event_id: it.event_id.clone(),
+        aggregate: held_up.and_then(|it| it.aggregate.as_deref()).map(|it| short(it, 80)),
+        event_type: held_up.and_then(|it| it.event_type.clone()).unwrap_or_default(),
+        attempts: it.attempts,
+        error: first_line(&it.last_error),
+        next_attempt_at: it.next_attempt_at,
+        waiting: held_up.map_or_else(|| ABSENT.into(), |it| count(it.waiting)),
+    };
+    view.failing().map(row).collect()
 }
 
 impl ConsumerPage {
@@ -54,8 +86,10 @@ pub(crate) async fn consumer(
     let frame = Frame::new(&app, &visitor, Place::Consumers, &name);
     let now = frame.now;
     let row = app.watch.see(|picture| {
-        let rows = consumer_rows(picture, now).into_iter();
-        rows.into_iter().find(|it| it.view.source == source && it.view.name == name)
+        let mut rows = consumer_rows(picture, now).into_iter();
+        // Another source may stand for this one.
+        let is_twin = picture.is_twin(&source);
+        rows.find(|it| it.view.name == name && (is_twin || it.view.source == source))
     });
     let Some(mut row) = row else {
         return Err(record
@@ -66,12 +100,14 @@ pub(crate) async fn consumer(
     row.view.record = record.as_ref().ok().cloned().or(row.view.record);
     let history = record.as_ref().map(|it| it.history.clone()).unwrap_or_default();
     let letters_path = format!("/dead-letters?source={source}&consumer={}", escape(&name));
-    let facts = facts(&row, &frame);
-    page(&ConsumerPage { frame, row, record, facts, rewinds, history, letters_path })
+    let (facts, failing) = (facts(&row, &frame), failing_rows(&row.view));
+    let failed = row.view.record.as_ref().map_or(0, |it| it.failed);
+    let shown =
+        ConsumerPage { frame, row, record, failing, failed, facts, rewinds, history, letters_path };
+    page(&shown)
 }
 
 fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
-    use crate::state::figures::{clock, counted};
     let mut facts = Vec::new();
     if let Some(status) = &row.view.status {
         let pending =
@@ -98,26 +134,28 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Pause, resume, close the breaker.
+/// Pauses, resumes, closes the breaker, or does something with one event.
 pub(crate) async fn change_consumer(
     State(app): State<Arc<App>>,
     visitor: Visitor,
     Path((source, name, action)): Path<(String, String, String)>,
+    Query(which): Query<Which>,
     fields: Fields,
 ) -> Result<Response, Problem> {
-    let verb = match &*action {
-        "pause" => "pause",
-        "resume" => "resume",
-        "close-breaker" => "breaker/close",
-        _ => return Err(Problem::not_found("this is nothing that is done with a consumer")),
+    let (verb, said) = match &*action {
+        "pause" => ("pause", format!("{name} is paused.")),
+        "resume" => ("resume", format!("{name} goes on.")),
+        "close-breaker" => ("breaker/close", format!("{name} tries its handler again.")),
+        _ => {
+            let what = (source, name, action);
+            return one_event::carry_out(&app, &visitor, what, &which, &fields).await;
+        }
     };
     let path = format!("consumers/{}/{verb}", escape(&name));
     let body = change(fields.get("why"));
     app.source(&source)?.change::<Value>(&visitor, Method::POST, &path, body).await?;
-    let back = fields.get("back").filter(|it| *it == "/").map_or_else(
-        || format!("/consumers/{}/{}", escape(&source), escape(&name)),
-        |_| "/".to_owned(),
-    );
-    let back = format!("{}{back}", app.settings.base_path);
-    Ok(Redirect::to(&back).into_response())
+    if fields.get("back") == Some("/") {
+        return Ok(done(&app, "/", &said));
+    }
+    Ok(back(&app, (&source, &name), &said))
 }

@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Query, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::Response;
 use futures_util::future::join_all;
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::app::{App, Source, change, with};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, done, page_with};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Group, Letter, Letters};
-use crate::state::figures::short;
+use crate::state::figures::{counted, short};
 use crate::state::needs::filter;
+use crate::state::operator_answers::Operation;
 use crate::state::plan::{self, LetterPlan, Verb, escape};
 use crate::visitor::Visitor;
 
@@ -112,6 +113,8 @@ struct GroupRow {
     group: Group,
     address: String,
     is_chosen: bool,
+    /// What is done to it at the moment.
+    under_way: Option<String>,
 }
 
 impl GroupRow {
@@ -128,11 +131,18 @@ impl GroupRow {
 pub(crate) struct LetterRow {
     pub(crate) source: String,
     pub(crate) letter: Letter,
+    /// The list's own address, which its page leads back to.
+    pub(crate) from: String,
 }
 
 impl LetterRow {
     pub(crate) fn path(&self) -> String {
-        letter_path(&self.source, &self.letter)
+        let path = letter_path(&self.source, &self.letter);
+        let sign = if path.contains('?') { '&' } else { '?' };
+        match &*self.from {
+            "" => path,
+            from => format!("{path}{sign}from={}", escape(from)),
+        }
     }
 
     /// What a box that selects it has.
@@ -183,6 +193,33 @@ struct DeadLetters {
     next: Option<String>,
     problems: Vec<(String, Problem)>,
     is_one_queue: bool,
+    again: Again,
+    /// Work on many, by source.
+    running: Vec<(String, Operation)>,
+}
+
+/// A form that was not carried out is shown again, with what was filled in, and says why.
+#[derive(Default)]
+pub(crate) struct Again {
+    /// Letters that were selected.
+    pub(crate) ticked: Vec<String>,
+    pub(crate) why: String,
+    /// One that was edited.
+    pub(crate) payload: Option<String>,
+    pub(crate) problem: Option<Problem>,
+}
+
+impl Again {
+    pub(crate) fn of(fields: &Fields, problem: Problem) -> Self {
+        let why = fields.raw("why").unwrap_or_default().to_owned();
+        let ticked = fields.all("letter").map(str::to_owned).collect();
+        let payload = fields.raw("payload").map(str::to_owned);
+        Self { ticked, why, payload, problem: Some(problem) }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.problem.as_ref().map_or(StatusCode::OK, |it| it.status)
+    }
 }
 
 pub(crate) async fn dead_letters(
@@ -190,17 +227,30 @@ pub(crate) async fn dead_letters(
     visitor: Visitor,
     Query(filter): Query<Filter>,
 ) -> Result<Response, Problem> {
+    list_page(&app, &visitor, filter, Again::default()).await
+}
+
+/// The list, once more if a form of it was not carried out.
+pub(super) async fn list_page(
+    app: &App,
+    visitor: &Visitor,
+    filter: Filter,
+    again: Again,
+) -> Result<Response, Problem> {
     let sources: Vec<Source<'_>> = match &*filter.source {
-        "" => app.sources(Kind::Relay).chain(app.sources(Kind::Inbox)).collect(),
+        "" => {
+            let all = app.sources(Kind::Relay).chain(app.sources(Kind::Inbox));
+            all.filter(|it| !app.is_twin(it.key())).collect()
+        }
         key => vec![app.source(key)?],
     };
     let is_one_queue = sources.len() == 1;
     let limit = if is_one_queue { PAGE } else { NEWEST };
-    let asked = join_all(sources.iter().map(|it| list(it, &visitor, &filter, limit))).await;
+    let asked = join_all(sources.iter().map(|it| list(it, visitor, &filter, limit))).await;
     app.watch.freshen().await;
-    let frame = Frame::new(&app, &visitor, Place::DeadLetters, "Dead letters");
+    let frame = Frame::new(app, visitor, Place::DeadLetters, "Dead letters");
     let mut shown = DeadLetters {
-        queues: queues(&app),
+        queues: queues(app),
         frame,
         total: 0,
         groups: Vec::new(),
@@ -209,6 +259,10 @@ pub(crate) async fn dead_letters(
         problems: Vec::new(),
         is_one_queue,
         filter,
+        again,
+        running: app.watch.see(|picture| {
+            picture.operations().map(|(source, it)| (source.to_owned(), it.clone())).collect()
+        }),
     };
     for (source, letters) in sources.iter().zip(asked) {
         match letters {
@@ -219,7 +273,7 @@ pub(crate) async fn dead_letters(
     // What others wait for comes first, however many wait.
     shown.groups.sort_by_key(|it| (it.is_follower(), std::cmp::Reverse(it.group.count)));
     shown.rows.sort_by_key(|it| std::cmp::Reverse(it.letter.dead_at));
-    page(&shown)
+    page_with(shown.again.status(), &shown)
 }
 
 async fn list(
@@ -228,6 +282,10 @@ async fn list(
     filter: &Filter,
     limit: u32,
 ) -> Result<Letters, Problem> {
+    if !filter.aggregate.trim().is_empty() && !filter.aggregate.contains(':') {
+        let detail = format!("{} is no aggregate", short(filter.aggregate.trim(), 80));
+        return Err(Problem::bad(detail).hint("name it with its type, as in order:o-17"));
+    }
     let queue = queue_of(source.kind());
     let path = format!("{queue}/dead-letter?{}", filter.query(limit));
     Ok(source.get(visitor, &path).await?)
@@ -257,10 +315,15 @@ impl DeadLetters {
                 address.push_str(&format!("&consumer={}", escape(&self.filter.consumer)));
             }
             let is_chosen = self.filter.reason == plan::literal(&group.fingerprint);
-            GroupRow { source: key.clone(), address, is_chosen, group }
+            let mut running = self.running.iter().filter(|(source, _)| *source == key);
+            let under_way = running.find(|(_, it)| it.is_about(&group));
+            let under_way = under_way.map(|(_, it)| it.request.action.clone());
+            GroupRow { source: key.clone(), address, is_chosen, under_way, group }
         };
         self.groups.extend(letters.groups.into_iter().map(group));
-        let row = |letter| LetterRow { source: key.clone(), letter };
+        let from =
+            if self.filter == Filter::default() { String::new() } else { self.filter.address() };
+        let row = |letter| LetterRow { source: key.clone(), letter, from: from.clone() };
         self.rows.extend(letters.dead_letters.into_iter().map(row));
         self.next = letters.next.filter(|_| self.is_one_queue);
     }
@@ -274,7 +337,7 @@ fn queues(app: &App) -> Vec<QueueRow> {
             name: if picture.relays.len() == 1 { "outbox".into() } else { it.key.clone() },
             total: it.books.letters.total,
         });
-        let inboxes = picture.inboxes.iter().map(|it| QueueRow {
+        let inboxes = picture.databases().map(|it| QueueRow {
             source: it.key.clone(),
             name: it.key.clone(),
             total: it.books.letters.total,
@@ -294,6 +357,7 @@ struct PlanPage {
     rate: u32,
     /// How many can be chosen, to see first whether it helps.
     choices: Vec<u32>,
+    again: Again,
 }
 
 /// What would be done to all that match.
@@ -302,16 +366,26 @@ pub(crate) async fn plan_letters(
     visitor: Visitor,
     Query(filter): Query<Filter>,
 ) -> Result<Response, Problem> {
+    plan_page(&app, &visitor, filter, Again::default()).await
+}
+
+async fn plan_page(
+    app: &App,
+    visitor: &Visitor,
+    filter: Filter,
+    again: Again,
+) -> Result<Response, Problem> {
     let source = app.source(&filter.source)?;
     let verb = filter.action.unwrap_or(Verb::Requeue);
-    let letters = list(&source, &visitor, &filter, 0).await?;
+    let letters = list(&source, visitor, &filter, 0).await?;
     let rate = filter.rate.trim().parse().ok().filter(|it| *it > 0).unwrap_or(RATE);
     let plan = plan::letters(verb, &letters, (filter.first(), Some(rate)), source.kind());
     let fits = |it: &u32| u64::from(*it) < letters.total;
     let choices = [1, 10, 100, 1_000].into_iter().filter(fits).collect();
     let title = format!("{} dead letters", verb.title());
-    let frame = Frame::new(&app, &visitor, Place::DeadLetters, &title);
-    page(&PlanPage { frame, filter, verb, plan, letters, rate, choices })
+    let frame = Frame::new(app, visitor, Place::DeadLetters, &title);
+    let status = again.status();
+    page_with(status, &PlanPage { frame, filter, verb, plan, letters, rate, choices, again })
 }
 
 /// Begins work on all that match. The relay does it.
@@ -328,11 +402,29 @@ pub(crate) async fn work_on_letters(
         event_type: get("type"),
         consumer: get("consumer"),
         first: get("first"),
+        rate: get("rate"),
+        action: Some(verb_of(&get("action"))?),
         ..Filter::default()
     };
-    let verb = verb_of(&get("action"))?;
+    match begin_work(&app, &visitor, &filter, &fields).await {
+        Ok(said) => Ok(done(&app, "/work", &said)),
+        Err(problem) => {
+            let again = Again::of(&fields, problem.clone());
+            plan_page(&app, &visitor, filter, again).await.or(Err(problem))
+        }
+    }
+}
+
+async fn begin_work(
+    app: &App,
+    visitor: &Visitor,
+    filter: &Filter,
+    fields: &Fields,
+) -> Result<String, Problem> {
+    visitor.must_be_operator()?;
+    let verb = filter.action.unwrap_or(Verb::Requeue);
     let source = app.source(&filter.source)?;
-    let letters = list(&source, &visitor, &filter, 0).await?;
+    let letters = list(&source, visitor, filter, 0).await?;
     let plan = plan::letters(verb, &letters, (filter.first(), None), source.kind());
     let typed = fields.get("typed").map(|it| it.replace(',', ""));
     if plan.typed && typed != Some(plan.total.to_string()) {
@@ -348,8 +440,9 @@ pub(crate) async fn work_on_letters(
     let consumer = Some(&filter.consumer).filter(|it| !it.is_empty());
     let body = with(with(body, "first", &filter.first()), "consumer", &consumer);
     let path = format!("{}/dead-letter/operations", queue_of(source.kind()));
-    source.change::<Value>(&visitor, Method::POST, &path, body).await?;
-    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+    source.change::<Value>(visitor, Method::POST, &path, body).await?;
+    let letters = counted(plan.total, "dead letter", "dead letters");
+    Ok(format!("Begun: {} {letters}.", verb.name()))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What became of one event.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use askama::Template;
@@ -14,7 +15,9 @@ use crate::client::AskError;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::life::{Life, life};
+use crate::state::life::{Life, Mark, end_at, end_of_outbox, life};
+use crate::state::needs::consumer_path;
+use crate::state::picture::Picture;
 use crate::state::plan::escape;
 use crate::state::story_answers::Story;
 use crate::visitor::Visitor;
@@ -34,7 +37,41 @@ struct EventPage {
     life: Life,
     aggregate: Option<String>,
     event_type: Option<String>,
+    /// Where the events of its aggregate are.
+    siblings: Option<String>,
+    ends: Vec<End>,
+}
+
+/// What became of it somewhere.
+struct End {
+    place: String,
+    /// The page of the consumer.
+    path: Option<String>,
+    mark: Mark,
+    said: String,
     letter_path: Option<String>,
+}
+
+/// In the outbox, and at every consumer that there is.
+fn ends(app: &App, source: &str, story: &Story) -> Vec<End> {
+    let (mark, said) = end_of_outbox(story);
+    let letter = story.dead_letter.as_ref().filter(|it| it.discarded_at.is_none());
+    let letter_path = letter.map(|it| letter_path(source, it));
+    let outbox = End { place: "Outbox and stream".into(), path: None, mark, said, letter_path };
+    let views = app.watch.see(Picture::consumers);
+    let known = views.iter().map(|it| &it.name).chain(story.consumers.keys());
+    let of_consumer = |name: &String| {
+        let view = views.iter().find(|it| it.name == *name);
+        let (of, story_of) = (view.map(|it| it.source.clone()), story.consumers.get(name));
+        let (mark, said) = end_at(story_of);
+        let is_dead = story_of.is_some_and(|it| it.dead_letter.is_some());
+        let letter_path = of
+            .filter(|_| is_dead)
+            .map(|source| format!("/dead-letters/{source}/{}?consumer={}", story.id, escape(name)));
+        End { place: name.clone(), path: view.map(consumer_path), mark, said, letter_path }
+    };
+    let names: BTreeSet<_> = known.collect();
+    [outbox].into_iter().chain(names.into_iter().map(of_consumer)).collect()
 }
 
 pub(crate) async fn event(
@@ -50,7 +87,11 @@ pub(crate) async fn event(
         Problem::not_found("the console was given no --relay-url, so it finds no events");
     for relay in relays {
         match relay.get::<Story>(&visitor, &path).await {
-            Ok(story) => return shown(&app, &visitor, relay.key(), story),
+            Ok(story) => {
+                // It knows the consumers.
+                app.watch.freshen().await;
+                return shown(&app, &visitor, relay.key(), story);
+            }
             Err(error) => {
                 let is_unknown = matches!(
                     error,
@@ -76,12 +117,15 @@ fn shown(app: &App, visitor: &Visitor, source: &str, story: Story) -> Result<Res
     let event_type = story.row.as_ref().map(|it| it.event_type.clone());
     let of_letter_type = || story.dead_letter.as_ref().and_then(|it| it.event_type.clone());
     let frame = Frame::new(app, visitor, Place::Events, "Event");
+    let aggregate = of_row.or_else(of_letter);
+    let address = |it: &String| format!("/events?source={source}&q={}", escape(it));
     page(&EventPage {
         frame,
         life: life(&story),
-        aggregate: of_row.or_else(of_letter),
+        siblings: aggregate.as_ref().map(address),
+        ends: ends(app, source, &story),
+        aggregate,
         event_type: event_type.or_else(of_letter_type),
-        letter_path: story.dead_letter.as_ref().map(|it| letter_path(source, it)),
         story,
     })
 }

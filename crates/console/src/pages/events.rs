@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Redirect, Response};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::app::App;
@@ -17,12 +18,14 @@ use crate::state::story_answers::{Events, FoundEvent};
 use crate::visitor::Visitor;
 
 const PAGE: u32 = 50;
+/// An event that is not published for longer is in trouble.
+const PENDING_SECONDS: i64 = 60;
 
 /// What is looked for.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Search {
-    /// One field for what a person has at hand: an id, or an aggregate.
+    /// One field for what a person has at hand: an id, or an aggregate with or without its type.
     q: String,
     source: String,
     #[serde(rename = "type")]
@@ -52,7 +55,7 @@ impl Search {
 
     fn query(&self) -> String {
         let parts = [
-            ("aggregate", &self.q),
+            (if self.q.contains(':') { "aggregate" } else { "aggregate_id" }, &self.q),
             ("type", &self.event_type),
             ("state", &self.state),
             ("cursor", &self.cursor),
@@ -81,8 +84,14 @@ impl EventRow {
         short(self.event.event_type.as_deref().unwrap_or("–"), 80)
     }
 
-    fn is_well(&self) -> bool {
-        self.event.state == "published"
+    /// What was inserted a moment ago is published in a moment.
+    fn is_well(&self, now: &Timestamp) -> bool {
+        let is_young = |at: Timestamp| now.as_second() - at.as_second() < PENDING_SECONDS;
+        match &*self.event.state {
+            "published" => true,
+            "pending" => self.event.error.is_none() && self.event.occurred_at.is_none_or(is_young),
+            _ => false,
+        }
     }
 }
 
@@ -134,10 +143,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_event_of_a_moment_ago_is_in_no_trouble() {
+        let now: Timestamp = "2026-11-26T09:31:07Z".parse().expect("a time");
+        let is_well = |state: &str, seconds: i64, error: Option<&str>| {
+            let event = FoundEvent {
+                state: state.into(),
+                occurred_at: Some(now - jiff::SignedDuration::from_secs(seconds)),
+                error: error.map(str::to_owned),
+                ..FoundEvent::default()
+            };
+            EventRow { event, source: "relay".into() }.is_well(&now)
+        };
+        assert!(is_well("pending", 3, None) && is_well("published", 900, None));
+        assert!(!is_well("pending", 900, None) && !is_well("dead", 3, None));
+        assert!(!is_well("pending", 3, Some("too large")));
+    }
+
+    #[test]
     fn an_id_is_told_from_an_aggregate() {
         let search = |q: &str| Search { q: q.into(), ..Search::default() };
         assert!(search(" 0198f3f0-0000-7000-8000-000000000000 ").id().is_some());
         assert!(search("order:o-17").id().is_none());
         assert_eq!(search("order:a/b").query(), "limit=50&aggregate=order%3Aa%2Fb");
+        assert_eq!(search("o-17").query(), "limit=50&aggregate_id=o-17");
     }
 }

@@ -7,10 +7,10 @@ use axum::extract::{Path, Query, State};
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::dead_letters::{Filter, LetterRow, queue_of};
+use super::dead_letters::{Again, Filter, LetterRow, queue_of};
 use crate::app::{App, Source};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, page_with};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Letter, LetterDetail, Letters};
@@ -25,9 +25,18 @@ const NEIGHBOURS: u32 = 20;
 #[serde(default)]
 pub(crate) struct Whose {
     pub(crate) consumer: String,
+    /// The list that it was found in, by its address.
+    pub(crate) from: String,
 }
 
 impl Whose {
+    fn of(fields: &Fields) -> Self {
+        let get = |name| fields.raw(name).unwrap_or_default().to_owned();
+        let back = get("back");
+        let from = back.split_once('?').map_or("", |(_, from)| from).to_owned();
+        Self { consumer: get("consumer"), from }
+    }
+
     fn query(&self) -> String {
         if self.consumer.is_empty() {
             String::new()
@@ -49,10 +58,15 @@ struct LetterPage {
     neighbours: Vec<LetterRow>,
     /// Payload and headers, if they were asked for.
     content: Option<Content>,
+    /// The address of the list.
+    back: String,
+    again: Again,
 }
 
 struct Content {
     payload: String,
+    /// As somebody has edited it.
+    edited: String,
     is_json: bool,
     headers: String,
 }
@@ -73,7 +87,7 @@ pub(crate) async fn letter(
     Path((source, id)): Path<(String, String)>,
     Query(whose): Query<Whose>,
 ) -> Result<Response, Problem> {
-    show(&app, &visitor, (&source, &id), &whose, false).await
+    show(&app, &visitor, (&source, &id), &whose, (false, Again::default())).await
 }
 
 /// The same with payload and headers. A form, so that nobody gets there by following a link.
@@ -84,8 +98,20 @@ pub(crate) async fn letter_content(
     fields: Fields,
 ) -> Result<Response, Problem> {
     visitor.must_be_operator()?;
-    let whose = Whose { consumer: fields.raw("consumer").unwrap_or_default().to_owned() };
-    show(&app, &visitor, (&source, &id), &whose, true).await
+    let shown = (true, Again::default());
+    show(&app, &visitor, (&source, &id), &Whose::of(&fields), shown).await
+}
+
+/// The page with a form of it that was not carried out.
+pub(super) async fn show_again(
+    app: &App,
+    visitor: &Visitor,
+    letter: (&str, &str),
+    fields: &Fields,
+    again: Again,
+) -> Result<Response, Problem> {
+    let has_content = again.payload.is_some();
+    show(app, visitor, letter, &Whose::of(fields), (has_content, again)).await
 }
 
 async fn show(
@@ -93,7 +119,7 @@ async fn show(
     visitor: &Visitor,
     (key, id): (&str, &str),
     whose: &Whose,
-    has_content: bool,
+    (has_content, again): (bool, Again),
 ) -> Result<Response, Problem> {
     let source = app.source(key)?;
     let queue = queue_of(source.kind());
@@ -105,9 +131,10 @@ async fn show(
         Some(letter) => neighbours(&source, visitor, letter, id).await,
         None => Vec::new(),
     };
-    let content = has_content.then(|| content(&detail));
+    let content = has_content.then(|| content(&detail, again.payload.as_ref()));
     let frame = Frame::new(app, visitor, Place::DeadLetters, "Dead letter");
-    page(&LetterPage {
+    let sign = if whose.from.is_empty() { "" } else { "?" };
+    let shown = LetterPage {
         frame,
         source: key.to_owned(),
         is_outbox: source.kind() == Kind::Relay,
@@ -116,7 +143,10 @@ async fn show(
         neighbours,
         content,
         detail,
-    })
+        back: format!("/dead-letters{sign}{}", whose.from),
+        again,
+    };
+    page_with(shown.again.status(), &shown)
 }
 
 /// What else of its aggregate is dead: it matters for the order.
@@ -139,15 +169,14 @@ async fn neighbours(
     // The page is whole without them.
     let found: Letters = source.get(visitor, &path).await.unwrap_or_default();
     let others = found.dead_letters.into_iter().filter(|it| it.id != id);
-    others.map(|letter| LetterRow { source: source.key().to_owned(), letter }).collect()
+    let row = |letter| LetterRow { source: source.key().to_owned(), letter, from: String::new() };
+    others.map(row).collect()
 }
 
-fn content(detail: &LetterDetail) -> Content {
+fn content(detail: &LetterDetail, edited: Option<&String>) -> Content {
     let json = detail.payload.as_ref().map(|it| it.get().to_owned());
     let headers = detail.headers.as_ref().map_or_else(|| "{}".into(), |it| it.get().to_owned());
-    Content {
-        is_json: json.is_some(),
-        payload: json.or_else(|| detail.payload_base64.clone()).unwrap_or_default(),
-        headers,
-    }
+    let is_json = json.is_some();
+    let payload = json.or_else(|| detail.payload_base64.clone()).unwrap_or_default();
+    Content { is_json, edited: edited.unwrap_or(&payload).clone(), payload, headers }
 }

@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::dead_letters::{queue_of, verb_of};
+use super::dead_letters::{Again, Filter, list_page, queue_of, verb_of};
+use super::letter::show_again;
 use crate::app::{App, change, with};
 use crate::fields::Fields;
+use crate::frame::done;
 use crate::problem::Problem;
 use crate::settings::Kind;
+use crate::state::figures::counted;
 use crate::state::plan::{Verb, escape};
 use crate::visitor::Visitor;
 
@@ -30,8 +33,17 @@ pub(crate) async fn decide(
     // Only a payload that was edited is sent: one decision, and not the original beside it.
     let payload = fields.raw("payload").filter(|it| fields.raw("original") != Some(*it));
     let letter = Selected { source: &source, id: &id, consumer };
-    letter.decide(&app, &visitor, verb, (fields.get("why"), payload, fields.get("seen"))).await?;
-    Ok(Redirect::to(&back(&app, &fields)).into_response())
+    let with = (fields.get("why"), payload, fields.get("seen"));
+    match letter.decide(&app, &visitor, verb, with).await {
+        Ok(kind) => {
+            let said = format!("Event {id} is {}.", verb.done(kind));
+            Ok(done(&app, &back(&fields), &said))
+        }
+        Err(problem) => {
+            let again = Again::of(&fields, problem.clone());
+            show_again(&app, &visitor, (&source, &id), &fields, again).await.or(Err(problem))
+        }
+    }
 }
 
 /// Decides about those that are selected.
@@ -40,33 +52,60 @@ pub(crate) async fn decide_selected(
     visitor: Visitor,
     fields: Fields,
 ) -> Result<Response, Problem> {
-    let verb = verb_of(fields.get("action").unwrap_or_default())?;
+    let again = match decide_each(&app, &visitor, &fields).await {
+        Ok(said) => return Ok(done(&app, &back(&fields), &said)),
+        Err(again) => again,
+    };
+    let address = back(&fields).parse().ok();
+    let filter = address.and_then(|it| Query::<Filter>::try_from_uri(&it).ok());
+    let problem = again.problem.clone();
+    let page = list_page(&app, &visitor, filter.unwrap_or_default().0, again).await;
+    page.map_err(|error| problem.unwrap_or(error))
+}
+
+/// What was done, or the form with what was not.
+async fn decide_each(app: &App, visitor: &Visitor, fields: &Fields) -> Result<String, Again> {
+    let refused = |problem| Again::of(fields, problem);
+    visitor.must_be_operator().map_err(refused)?;
+    let verb = verb_of(fields.get("action").unwrap_or_default()).map_err(refused)?;
     let selected: Vec<_> = fields.all("letter").filter_map(Selected::read).collect();
     if selected.is_empty() {
-        return Err(Problem::bad("no dead letter is selected"));
+        return Err(refused(Problem::bad("no dead letter is selected: tick those that are meant")));
     }
     if selected.len() > SELECTED_MAX {
-        return Err(Problem::bad(format!("at most {SELECTED_MAX} are selected")));
+        return Err(refused(Problem::bad(format!("at most {SELECTED_MAX} are selected"))));
     }
-    let mut refused = Vec::new();
-    for letter in &selected {
-        let decided = letter.decide(&app, &visitor, verb, (fields.get("why"), None, None)).await;
-        if let Err(problem) = decided {
-            refused.push(format!("{}: {}", letter.id, problem.detail));
+    let why = fields.get("why");
+    if verb.is_final() && why.is_none() {
+        return Err(refused(without_reason()));
+    }
+    let (mut said, mut failed, mut ticked) = ("", Vec::new(), Vec::new());
+    for (letter, value) in selected.iter().zip(fields.all("letter")) {
+        match letter.decide(app, visitor, verb, (why, None, None)).await {
+            Ok(kind) => said = verb.done(kind),
+            Err(problem) => {
+                failed.push(format!("{}: {}", letter.id, problem.detail));
+                ticked.push(value.to_owned());
+            }
         }
     }
-    if refused.is_empty() {
-        return Ok(Redirect::to(&back(&app, &fields)).into_response());
+    let done = selected.len() - failed.len();
+    if failed.is_empty() {
+        let letters = counted(done as u64, "dead letter is", "dead letters are");
+        return Ok(format!("{letters} {said}."));
     }
-    let done = selected.len() - refused.len();
-    let detail = format!("{done} of {} are done. {}", selected.len(), refused.join(". "));
-    Err(Problem::new(StatusCode::CONFLICT, detail))
+    let detail = format!("{done} of {} are done. {}", selected.len(), failed.join(". "));
+    Err(Again { ticked, ..refused(Problem::new(StatusCode::CONFLICT, detail)) })
+}
+
+fn without_reason() -> Problem {
+    Problem::bad("what is for good needs a reason: say why")
 }
 
 /// Where the form was: the filter survives the action.
-fn back(app: &App, fields: &Fields) -> String {
+fn back(fields: &Fields) -> String {
     let back = fields.get("back").filter(|it| it.starts_with("/dead-letters"));
-    format!("{}{}", app.settings.base_path, back.unwrap_or("/dead-letters"))
+    back.unwrap_or("/dead-letters").to_owned()
 }
 
 /// A letter as a form names it.
@@ -89,9 +128,9 @@ impl<'a> Selected<'a> {
         visitor: &Visitor,
         verb: Verb,
         (why, payload, seen): (Option<&str>, Option<&str>, Option<&str>),
-    ) -> Result<(), Problem> {
+    ) -> Result<Kind, Problem> {
         if verb.is_final() && why.is_none() {
-            return Err(Problem::bad("what is for good needs a reason: say why"));
+            return Err(without_reason());
         }
         let source = app.source(self.source)?;
         let (queue, id) = (queue_of(source.kind()), escape(self.id));
@@ -110,7 +149,7 @@ impl<'a> Selected<'a> {
             body = with(body, "payload", &json!(payload));
         }
         source.change_seen::<Value>(visitor, (method, &path), seen, body).await?;
-        Ok(())
+        Ok(source.kind())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::Response;
 use hyper::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::work::selection;
 use crate::app::{App, change, with};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Begun, Replay};
@@ -62,8 +62,8 @@ pub(crate) async fn change_replay(
     let path = format!("replays/{}/{action}", plan::escape(&id));
     let body = change(fields.get("why"));
     app.source(&source)?.change::<Value>(&visitor, Method::POST, &path, body).await?;
-    let path = format!("{}/work/replays/{source}/{}", app.settings.base_path, plan::escape(&id));
-    Ok(Redirect::to(&path).into_response())
+    let path = format!("/work/replays/{source}/{}", plan::escape(&id));
+    Ok(done(&app, &path, &format!("Asked of the relay: {action}.")))
 }
 
 /// What is to be published again, as a form says it.
@@ -206,12 +206,11 @@ pub(crate) async fn begin_replay(
     let body = with(wanted.body()?, "why", &why);
     let begun: Begun =
         app.source(&wanted.source)?.change(&visitor, Method::POST, "replays", body).await?;
-    let base = &app.settings.base_path;
     let path = match &*begun.replays {
-        [one] => format!("{base}/work/replays/{}/{one}", wanted.source),
-        _ => format!("{base}/work"),
+        [one] => format!("/work/replays/{}/{one}", wanted.source),
+        _ => "/work".into(),
     };
-    Ok(Redirect::to(&path).into_response())
+    Ok(done(&app, &path, "The replay has begun."))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! A consumer that goes back in its stream, and an event whose effect was made by other means.
+//! A consumer that goes back in its stream.
 
 use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::Response;
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,12 +12,10 @@ use serde_json::{Value, json};
 use super::replay::moment;
 use crate::app::{App, change, with};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
-use crate::state::life::{Step, branch};
 use crate::state::operator_answers::RewindPlan;
 use crate::state::plan::escape;
-use crate::state::story_answers::Marking;
 use crate::visitor::Visitor;
 
 /// Where to, as the query says it, of the plan and of the form that carries it out.
@@ -100,7 +98,7 @@ pub(crate) async fn begin_rewind(
     }
     let path = rewinds_of(&name);
     app.source(&source)?.change::<Value>(&visitor, Method::POST, &path, body).await?;
-    Ok(back(&app, &source, &name))
+    Ok(back(&app, (&source, &name), "The rewind is asked for: its worker goes back."))
 }
 
 /// Withdraws what has not begun.
@@ -113,68 +111,14 @@ pub(crate) async fn cancel_rewind(
     let body = change(fields.get("why"));
     let path = rewinds_of(&name);
     app.source(&source)?.change::<Value>(&visitor, Method::DELETE, &path, body).await?;
-    Ok(back(&app, &source, &name))
+    Ok(back(&app, (&source, &name), "The rewind is withdrawn."))
 }
 
 fn rewinds_of(name: &str) -> String {
     format!("consumers/{}/rewinds", escape(name))
 }
 
-fn back(app: &App, source: &str, name: &str) -> Response {
-    let base = &app.settings.base_path;
-    Redirect::to(&format!("{base}/consumers/{}/{}", escape(source), escape(name))).into_response()
-}
-
-/// Which event.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Which {
-    event: String,
-}
-
-#[derive(Template)]
-#[template(path = "mark_processed.html")]
-struct MarkPage {
-    frame: Frame,
-    name: String,
-    path: String,
-    event: String,
-    plan: Option<Result<Vec<Step>, Problem>>,
-}
-
-/// The form, and what is known of the event.
-pub(crate) async fn plan_mark(
-    State(app): State<Arc<App>>,
-    visitor: Visitor,
-    Path((source, name)): Path<(String, String)>,
-    Query(which): Query<Which>,
-) -> Result<Response, Problem> {
-    let (of, event) = (app.source(&source)?, which.event.trim().to_owned());
-    let plan = if event.is_empty() {
-        None
-    } else {
-        let (path, body) = (mark_of(&name, &event), json!({ "dry_run": true }));
-        let known = of.change::<Marking>(&visitor, Method::POST, &path, body).await;
-        Some(known.map(|it| branch(&name, &it.before).steps))
-    };
-    let path = format!("/consumers/{}/{}", escape(&source), escape(&name));
-    let frame = Frame::new(&app, &visitor, Place::Consumers, "Mark as processed");
-    page(&MarkPage { frame, name, path, event, plan })
-}
-
-pub(crate) async fn mark_processed(
-    State(app): State<Arc<App>>,
-    visitor: Visitor,
-    Path((source, name)): Path<(String, String)>,
-    Query(which): Query<Which>,
-    fields: Fields,
-) -> Result<Response, Problem> {
-    let why = fields.need("why", "an event counts as processed for a reason: say why")?;
-    let path = mark_of(&name, which.event.trim());
-    app.source(&source)?.change::<Value>(&visitor, Method::POST, &path, change(Some(why))).await?;
-    Ok(back(&app, &source, &name))
-}
-
-fn mark_of(name: &str, event: &str) -> String {
-    format!("consumers/{}/events/{}/mark-processed", escape(name), escape(event))
+/// To the consumer's page.
+pub(super) fn back(app: &App, (source, name): (&str, &str), said: &str) -> Response {
+    done(app, &format!("/consumers/{}/{}", escape(source), escape(name)), said)
 }

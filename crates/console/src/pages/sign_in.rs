@@ -74,14 +74,14 @@ pub(crate) async fn sign_in(
     }
     let token: Arc<str> = fields.get("token").unwrap_or_default().into();
     let is_fit = !token.is_empty() && token.bytes().all(|it| it.is_ascii_graphic());
-    let role = if is_fit { app.role_of(&token).await? } else { None };
-    let Some(role) = role else {
+    let known = if is_fit { app.role_of(&token).await? } else { None };
+    let Some(oneself) = known else {
         if let Some(peer) = peer {
             app.sessions.was_wrong(peer);
         }
         return refused(StatusCode::FORBIDDEN, "No relay or inbox knows this token.");
     };
-    let id = app.sessions.begin(&token, role);
+    let id = app.sessions.begin(&token, oneself.role, oneself.name);
     // Only a path of the console itself.
     let is_path = next.starts_with('/') && !next.starts_with("//") && !next.contains('\\');
     let path = if is_path { &*next } else { "/" };

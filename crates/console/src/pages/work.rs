@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Redirect, Response};
+use axum::response::Response;
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use super::dead_letters::queue_of;
 use super::rewind_rows::RewindRow;
 use crate::app::{App, with};
 use crate::fields::Fields;
-use crate::frame::{Frame, Place, page};
+use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::Replay;
@@ -164,7 +164,8 @@ pub(crate) async fn work(
     let relays: Vec<_> = app.sources(Kind::Relay).map(|it| it.key().to_owned()).collect();
     let is_relay = |key: &str| relays.iter().any(|it| it == key);
     let (comparisons, _) = app.ask_each(&visitor, is_relay, |_| "verify".into()).await;
-    let (rewinds, _) = app.ask_each(&visitor, |it| !is_relay(it), |_| "rewinds".into()).await;
+    let (rewinds, _) =
+        app.ask_each(&visitor, |it| !is_relay(it) && !app.is_twin(it), |_| "rewinds".into()).await;
     let of_inbox = |(source, told): (String, Rewinds)| {
         told.rewinds.into_iter().map(move |it| RewindRow { source: source.clone(), it })
     };
@@ -204,7 +205,7 @@ pub(crate) async fn cancel_operation(
     let source = app.source(&source)?;
     let path = format!("{}/dead-letter/operations/{number}", queue_of(source.kind()));
     source.change::<Value>(&visitor, Method::DELETE, &path, json!({})).await?;
-    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+    Ok(done(&app, "/work", "Cancelled. What was done until now stays."))
 }
 
 /// Has a relay compare its table with the stream.
@@ -216,7 +217,7 @@ pub(crate) async fn compare(
 ) -> Result<Response, Problem> {
     let body = with(json!({}), "sample", &fields.number("sample")?);
     app.source(&source)?.change::<Value>(&visitor, Method::POST, "verify", body).await?;
-    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+    Ok(done(&app, "/work", "Begun: table and stream are compared."))
 }
 
 /// Ends the comparison under way.
@@ -227,7 +228,7 @@ pub(crate) async fn cancel_comparison(
     _: Fields,
 ) -> Result<Response, Problem> {
     app.source(&source)?.change::<Value>(&visitor, Method::DELETE, "verify", json!({})).await?;
-    Ok(Redirect::to(&format!("{}/work", app.settings.base_path)).into_response())
+    Ok(done(&app, "/work", "The comparison is cancelled."))
 }
 
 #[cfg(test)]

@@ -139,6 +139,7 @@ pub(crate) struct Group {
     pub(crate) fingerprint: String,
     pub(crate) count: u64,
     pub(crate) aggregates: u64,
+    pub(crate) last_hour: u64,
     pub(crate) first: Option<Timestamp>,
     pub(crate) last: Option<Timestamp>,
 }
@@ -317,6 +318,17 @@ pub(crate) struct ConsumerStatus {
     pub(crate) counts: Counts,
     /// What the broker has not delivered yet, if it could be asked.
     pub(crate) pending: Option<u64>,
+    pub(crate) held_up: Vec<HeldUp>,
+}
+
+/// An event that waits for another attempt, in the worker's memory, and what waits for it.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct HeldUp {
+    pub(crate) event_id: String,
+    pub(crate) aggregate: Option<String>,
+    pub(crate) event_type: Option<String>,
+    pub(crate) waiting: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -352,8 +364,39 @@ pub(crate) struct Consumer {
     pub(crate) dead: u64,
     pub(crate) oldest_seconds: Option<f64>,
     pub(crate) last_error: Option<String>,
+    /// The oldest.
+    pub(crate) failing: Vec<Failing>,
     /// Only of one that was asked for by name.
     pub(crate) history: Vec<Decision>,
+    pub(crate) failed_answers: Vec<FailedAnswers>,
+}
+
+/// Attempts of the last 15 minutes that failed alike.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct FailedAnswers {
+    pub(crate) code: Option<u16>,
+    pub(crate) count: u64,
+    pub(crate) last_at: Option<Timestamp>,
+    /// Of the median.
+    pub(crate) took_ms: u32,
+}
+
+impl FailedAnswers {
+    pub(crate) fn took(&self) -> String {
+        latency(f64::from(self.took_ms) / 1e3)
+    }
+}
+
+/// An event that fails and is tried again.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Failing {
+    pub(crate) event_id: String,
+    pub(crate) attempts: u64,
+    pub(crate) last_error: String,
+    /// None while it is tried.
+    pub(crate) next_attempt_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

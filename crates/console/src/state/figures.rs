@@ -82,6 +82,14 @@ pub(crate) fn age(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
+/// How long until then.
+pub(crate) fn until(at: Timestamp, now: Timestamp) -> String {
+    match u64::try_from(at.as_second().saturating_sub(now.as_second())) {
+        Err(_) | Ok(0) => "now".into(),
+        Ok(seconds) => format!("in {}", span(seconds)),
+    }
+}
+
 /// The time of the day, in UTC, with the day if that is not today's.
 pub(crate) fn clock(at: Timestamp, now: Timestamp) -> String {
     let (then, today) = (at.to_zoned(TimeZone::UTC), now.to_zoned(TimeZone::UTC));
@@ -100,6 +108,11 @@ pub(crate) fn short(text: &str, chars_max: usize) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
+}
+
+/// Of an error with a trace, what it begins with.
+pub(crate) fn first_line(text: &str) -> String {
+    short(text.lines().find(|it| !it.trim().is_empty()).unwrap_or(ABSENT).trim(), 200)
 }
 
 /// What a person reads is rounded anyway.
@@ -154,6 +167,8 @@ mod tests {
         assert_eq!(clock(at("2026-11-24T09:12:00Z"), now), "24 Nov 09:12");
         assert_eq!(clock(at("2025-11-24T09:12:00Z"), now), "24 Nov 2025");
         assert_eq!(age(at("2026-11-26T09:12:07Z"), now), "19 min ago");
+        assert_eq!(until(at("2026-11-26T09:31:49Z"), now), "in 42 s");
+        assert_eq!(until(at("2026-11-26T09:31:06Z"), now), "now");
     }
 
     #[test]

@@ -133,6 +133,47 @@ fn stored(story: &Story, trunk: &mut Vec<Step>) {
     }
 }
 
+/// What became of the event at a consumer, in a few words, and how that is meant.
+pub(crate) fn end_at(story: Option<&ConsumerStory>) -> (Mark, String) {
+    let Some(story) = story.filter(|it| it.record.is_some() || it.dead_letter.is_some()) else {
+        return (Mark::Open, "no record of it".into());
+    };
+    let Some(record) = &story.record else { return (Mark::Trouble, "a dead letter".into()) };
+    match &*record.status {
+        "PROCESSED" => (Mark::Done, record.outcome.clone().unwrap_or_else(|| "processed".into())),
+        "REJECTED" => (Mark::Trouble, "rejected".into()),
+        "DEAD" if story.dead_letter.is_some() => (Mark::Trouble, "a dead letter".into()),
+        "DEAD" => (Mark::Trouble, "discarded".into()),
+        "FAILED" => {
+            let attempts = counted(record.attempts, "attempt", "attempts");
+            (Mark::Trouble, format!("fails, {attempts}"))
+        }
+        _ => (Mark::Open, "at work".into()),
+    }
+}
+
+/// The same of the outbox and its stream.
+pub(crate) fn end_of_outbox(story: &Story) -> (Mark, String) {
+    let place = |stream: &str, seq: u64| (Mark::Done, format!("published in {stream} as {seq}"));
+    let row = story.row.as_ref();
+    match (&story.message, row) {
+        (Some(message), _) => place(&message.stream, message.seq),
+        (None, Some(row)) if row.status == "PUBLISHED" => {
+            let of = row.stream.as_ref().zip(row.stream_seq);
+            of.map_or_else(|| (Mark::Done, "published".into()), |(stream, seq)| place(stream, seq))
+        }
+        _ => match &story.dead_letter {
+            Some(letter) if letter.discarded_at.is_some() => (Mark::Trouble, "discarded".into()),
+            Some(_) => (Mark::Trouble, "a dead letter, not published".into()),
+            None if row.is_some_and(|it| it.error.is_some()) => {
+                (Mark::Trouble, "not published: it fails".into())
+            }
+            None if row.is_some() => (Mark::Open, "not published yet".into()),
+            None => (Mark::Open, "no row is left".into()),
+        },
+    }
+}
+
 fn attempts(number: u64) -> Option<String> {
     (number > 0).then(|| counted(number, "attempt", "attempts"))
 }

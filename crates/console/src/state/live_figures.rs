@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::answers::ShardStatus;
 use super::chart::{self, Paths};
-use super::figures::{ABSENT, bytes, clock, count, latency, rate, rounded, span};
+use super::figures::{ABSENT, bytes, clock, count, counted, latency, rate, rounded, short, span};
 use super::history::Reach;
 use super::needs::needs;
 use super::picture::{ConsumerView, Picture, consumer_series};
@@ -78,7 +78,12 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     let shards: Vec<_> = picture.relays.iter().flat_map(super::picture::Relay::active).collect();
     let is_known = !shards.is_empty();
     let sum = |of: fn(&ShardStatus) -> u64| shards.iter().map(|it| of(it)).sum::<u64>();
-    all.set("lag", known(behind(&shards)));
+    let behind = behind(picture);
+    all.set("lag", known(behind.as_ref().map(|it| it.text.clone())));
+    all.set(
+        "lag-of",
+        behind.filter(|it| it.seconds >= 1.0).map_or_else(String::new, |it| it.whose),
+    );
     all.set("in-flight", known(is_known.then(|| count(sum(|it| it.in_flight_events)))));
     all.set("window", known(is_known.then(|| count(sum(|it| it.window.events)))));
     let slot = shards.iter().filter_map(|it| it.slot.as_ref()).map(|it| it.retained_bytes).max();
@@ -99,18 +104,51 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all
 }
 
-/// How long the oldest event waits. A relay that a server is away from does not see all that wait; they
-/// came since it last got on.
-fn behind(shards: &[&ShardStatus]) -> Option<String> {
+/// How long the oldest event waits somewhere.
+struct Behind {
+    /// Infinite if nobody knows.
+    seconds: f64,
+    text: String,
+    whose: String,
+}
+
+/// Of relays and consumers the worst.
+fn behind(picture: &Picture) -> Option<Behind> {
+    let consumers = picture.consumers();
+    let consumers = consumers.iter().filter_map(consumer_behind);
+    let of_relay =
+        |it: &super::picture::Relay| relay_behind(&it.key, &it.active().collect::<Vec<_>>());
+    let all = consumers.chain(picture.relays.iter().filter_map(of_relay));
+    all.max_by(|one, other| one.seconds.total_cmp(&other.seconds))
+}
+
+/// A relay that a server is away from does not see all that wait; they came since it last got on.
+fn relay_behind(key: &str, shards: &[&ShardStatus]) -> Option<Behind> {
     let is_cut_off =
         |it: &&&ShardStatus| !it.postgres_connected || !it.nats_connected || it.breaker == "open";
     let lag = shards.iter().map(|it| it.lag_seconds).reduce(f64::max)?;
     let since = |it: &&ShardStatus| it.last_progress_age_seconds;
     let cut_off: Vec<_> = shards.iter().filter(is_cut_off).map(since).collect();
-    match cut_off.into_iter().collect::<Option<Vec<_>>>()?.into_iter().reduce(f64::max) {
-        Some(most) => Some(format!("≤ {}", latency(most.max(lag)))),
-        None => Some(latency(lag)),
-    }
+    let (seconds, text) = match cut_off.into_iter().collect::<Option<Vec<_>>>() {
+        None => (f64::INFINITY, ABSENT.into()),
+        Some(ages) => match ages.into_iter().reduce(f64::max) {
+            Some(most) => (most.max(lag), format!("≤ {}", latency(most.max(lag)))),
+            None => (lag, latency(lag)),
+        },
+    };
+    Some(Behind { seconds, text, whose: key.to_owned() })
+}
+
+/// What a consumer has not begun has no age here, and waits for long if it does not work.
+fn consumer_behind(it: &ConsumerView) -> Option<Behind> {
+    let whose = short(&it.name, 24);
+    let Some(seconds) = it.oldest_seconds() else {
+        let waiting = it.waiting().filter(|many| *many > 0 && it.state() != "working")?;
+        let text = counted(waiting, "event", "events");
+        return Some(Behind { seconds: f64::INFINITY, text, whose });
+    };
+    let at_least = if it.is_unanswered { "≥ " } else { "" };
+    Some(Behind { seconds, text: format!("{at_least}{}", latency(seconds)), whose })
 }
 
 fn charts(all: &mut Figures, picture: &Picture, now: Timestamp, reach: Reach) {
@@ -161,6 +199,11 @@ fn shape(picture: &Picture, now: Timestamp) -> String {
     }
     for it in picture.consumers() {
         (&it.source, &it.name, it.state(), it.worker(), it.standbys).hash(&mut hasher);
+        for (failing, held_up) in it.failing() {
+            let next = failing.next_attempt_at;
+            (&failing.event_id, failing.attempts, next, held_up.map(|it| it.waiting))
+                .hash(&mut hasher);
+        }
     }
     for relay in &picture.relays {
         for (address, it) in relay.shards() {
@@ -183,6 +226,8 @@ fn shape(picture: &Picture, now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::answers::Consumer;
+    use super::super::picture::Round;
     use super::super::picture::tests::{at, picture, round, with_relay};
     use super::*;
 
@@ -200,12 +245,37 @@ mod tests {
         assert!(all.path("rate.line").starts_with('M'), "{:?}", all.path);
     }
 
+    /// The first screen would say that all is well.
+    #[test]
+    fn the_worst_of_relays_and_consumers_is_told_and_whose_it_is() {
+        let with = |change: fn(&mut Round)| {
+            let mut round = round();
+            change(&mut round);
+            let all = of(&picture([round]));
+            (all.text("lag").to_owned(), all.text("lag-of").to_owned())
+        };
+        let pair = |lag: &str, of: &str| (lag.to_owned(), of.to_owned());
+        assert_eq!(with(|_| ()), pair("1.5 s", "mailer"));
+        fn consumers(it: &mut Round) -> &mut Vec<Consumer> {
+            &mut it.inboxes[0].books.as_mut().expect("some").as_mut().expect("known").consumers
+        }
+        let calm = |it: &mut Round| consumers(it)[0].oldest_seconds = Some(0.02);
+        assert_eq!(with(calm), pair("20 ms", ""), "nobody has to know whose that is");
+        let paused = |it: &mut Round| {
+            let consumer = r#"{"name": "mailer", "pause": {"by": "ada"}}"#;
+            let consumer = serde_json::from_str(consumer).expect("readable");
+            *consumers(it) = vec![consumer];
+        };
+        assert_eq!(with(paused), pair("42 events", "mailer"));
+    }
+
     #[test]
     fn how_far_behind_a_relay_is_that_was_cut_off_is_bounded_or_unknown() {
         let lag = |nats_connected, age| {
-            let round = with_relay(|it, _| {
+            let mut round = with_relay(|it, _| {
                 (it.nats_connected, it.last_progress_age_seconds) = (nats_connected, age);
             });
+            round.inboxes.clear();
             of(&picture([round])).text("lag").to_owned()
         };
         assert_eq!(lag(true, Some(42.0)), "0 ms");

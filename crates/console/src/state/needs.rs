@@ -2,14 +2,17 @@
 
 use jiff::Timestamp;
 
-use super::answers::{Group, ShardStatus};
-use super::figures::{bytes, clock, count, counted, span};
+use super::answers::{Failing, Group, ShardStatus};
+use super::figures::{bytes, clock, count, counted, first_line, short, span, until};
+use super::operator_answers::{Operation, Progress};
 use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay};
 
 /// A log that is full within this time needs a person now.
 const HEADROOM_SECONDS: u64 = 86_400;
 /// A consumer that has so many events before it is behind.
 const BEHIND_EVENTS: u64 = 10_000;
+/// What is tried again within this time needs nobody yet.
+const RETRY_SECONDS: i64 = 60;
 /// Groups of dead letters that the first screen lists of each queue.
 const GROUPS_SHOWN: usize = 5;
 
@@ -86,8 +89,8 @@ pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
     }
     for inbox in &picture.inboxes {
         needs.extend(of_processes(&inbox.key, &inbox.processes, inbox.unread.as_ref(), "inbox"));
-        needs.extend(of_inbox_letters(inbox));
     }
+    needs.extend(picture.databases().flat_map(of_inbox_letters));
     needs.extend(picture.consumers().iter().filter_map(|it| of_consumer(it, now)));
     needs.extend(of_replays(picture));
     needs.sort_by_key(|it| it.weight);
@@ -227,26 +230,30 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
     let needs = shown.enumerate().map(|(number, group)| {
         let behind = (number == 0 && has_causes && followers > 0)
             .then(|| format!("{} behind them", counted(followers, "event waits", "events wait")));
-        let filter = filter(&relay.key, group);
-        of_group(group, if followers > 0 { Weight::Waits } else { Weight::Look })
-            .fact(behind)
-            .at(format!("/dead-letters?{filter}"))
-            .act("Requeue…", format!("/dead-letters/plan?action=requeue&{filter}"), false)
+        let weight = if followers > 0 { Weight::Waits } else { Weight::Look };
+        decidable(of_group(group, weight).fact(behind), &relay.key, group, &relay.books.operations)
     });
     needs.collect()
 }
 
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
     let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
-    let need = |group: &Group| {
-        let filter = filter(&inbox.key, group);
-        of_group(group, Weight::Look).at(format!("/dead-letters?{filter}")).act(
-            "Requeue…",
-            format!("/dead-letters/plan?action=requeue&{filter}"),
-            false,
-        )
-    };
-    groups.map(need).collect()
+    let operations = &inbox.books.operations;
+    groups.map(|it| decidable(of_group(it, Weight::Look), &inbox.key, it, operations)).collect()
+}
+
+/// With what is decided about the group, unless that is under way.
+fn decidable(need: Need, source: &str, group: &Group, operations: &[Operation]) -> Need {
+    let filter = filter(source, group);
+    let need = need.at(format!("/dead-letters?{filter}"));
+    match operations.iter().find(|it| it.is_about(group)) {
+        Some(it) => {
+            let Progress { done, total, .. } = it.progress;
+            let fact = format!("{}: {} of {}", it.request.action, count(done), count(total));
+            need.fact(Some(fact)).act("Show the work", "/work", false)
+        }
+        None => need.act("Requeue…", format!("/dead-letters/plan?action=requeue&{filter}"), false),
+    }
 }
 
 fn of_group(group: &Group, weight: Weight) -> Need {
@@ -292,11 +299,37 @@ fn of_consumer(it: &ConsumerView, now: Timestamp) -> Option<Need> {
             Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
         }
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
-        "working" if it.waiting().is_some_and(|it| it >= BEHIND_EVENTS) => {
-            Some(need("behind".into()).fact(waiting).fact(oldest))
-        }
+        "working" => of_failing(it, now).or_else(|| {
+            let is_behind = it.waiting().is_some_and(|it| it >= BEHIND_EVENTS);
+            is_behind.then(|| need("behind".into()).fact(waiting).fact(oldest))
+        }),
         _ => None,
     }
+}
+
+/// The event that fails for longest, if that does not pass by itself: it was tried again in vain, or is
+/// not for a while.
+fn of_failing(view: &ConsumerView, now: Timestamp) -> Option<Need> {
+    let lasts = |it: &Failing| {
+        it.attempts > 1
+            || it.next_attempt_at.is_some_and(|at| at.as_second() - now.as_second() > RETRY_SECONDS)
+    };
+    let (it, held_up) = view.failing().find(|(it, _)| lasts(it))?;
+    let others = view.failing().filter(|(it, _)| lasts(it)).count() - 1;
+    let waiting = held_up.map_or(0, |it| it.waiting);
+    let what = match held_up.and_then(|it| it.aggregate.as_ref()).filter(|_| waiting > 0) {
+        Some(aggregate) => format!("{} waits for an event that fails", short(aggregate, 80)),
+        None => "an event fails".into(),
+    };
+    let path = consumer_path(view);
+    let weight = if waiting > 0 { Weight::Waits } else { Weight::Look };
+    let need = Need::new(weight, &*view.name, format!("{what}: {}", first_line(&it.last_error)))
+        .fact((waiting > 0).then(|| counted(waiting, "event waits behind", "events wait behind")))
+        .fact(Some(format!("attempt {}", it.attempts)))
+        .fact(it.next_attempt_at.map(|at| format!("next {}", until(at, now))))
+        .fact((others > 0).then(|| format!("{} more", counted(others as u64, "event", "events"))));
+    let act = format!("{path}/try-now?event={}", super::plan::escape(&it.event_id));
+    Some(need.at(&*path).act("Try now…", act, false))
 }
 
 /// Where the page of a consumer is.
@@ -403,6 +436,39 @@ mod tests {
             status.consumers.get_mut("mailer").expect("it is there").pending = Some(12_245);
         }
         assert_eq!(of(behind)[0].what, "behind");
+    }
+
+    /// One that is tried again in a moment needs nobody.
+    #[test]
+    fn an_event_that_keeps_failing_is_named_with_what_waits_for_it() {
+        let failing = |attempts: u64, next: i64| {
+            let mut round = round();
+            if let Some(Ok(books)) = &mut round.inboxes[0].books {
+                let it = |id: &str| Failing {
+                    event_id: id.into(),
+                    attempts,
+                    last_error: "\n500: no stock\n  at Shop".into(),
+                    next_attempt_at: Some(at(next)),
+                };
+                books.consumers[0].failing = vec![it("e1"), it("e2")];
+            }
+            if let Ok((status, _)) = &mut round.inboxes[0].processes[0].1 {
+                let held_up = r#"[{"event_id": "e1", "aggregate": "order:o-1", "waiting": 3}]"#;
+                let it = status.consumers.get_mut("mailer").expect("it is there");
+                it.held_up = serde_json::from_str(held_up).expect("readable");
+            }
+            of(round)
+        };
+        assert_eq!(failing(1, 110), []);
+        for found in [failing(1, 8_000), failing(2, 142)] {
+            assert_eq!(found[0].what, "order:o-1 waits for an event that fails: 500: no stock");
+        }
+        let found = failing(2, 142);
+        assert_eq!((found[0].weight, &*found[0].path), (Weight::Waits, "/consumers/inbox/mailer"));
+        let facts = ["3 events wait behind", "attempt 2", "next in 42 s", "1 event more"];
+        assert_eq!(found[0].facts, facts);
+        let act = found[0].act.as_ref().expect("it can be tried");
+        assert_eq!(act.path, "/consumers/inbox/mailer/try-now?event=e1");
     }
 
     #[test]

@@ -3,12 +3,16 @@
 use jiff::Timestamp;
 use serde::Deserialize;
 
+use super::answers::Group;
 use crate::sessions::Role;
 
 /// `/api/v1/me`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Oneself {
     pub(crate) role: Role,
+    /// As the audit has it, if it is proven.
+    #[serde(default)]
+    pub(crate) name: Option<String>,
 }
 
 /// `/api/v1/audit`.
@@ -121,6 +125,17 @@ pub(crate) struct Operation {
     /// The process that did it does not know it any more.
     #[serde(skip)]
     pub(crate) is_lost: bool,
+}
+
+impl Operation {
+    /// Whether it is under way and takes dead letters of this group.
+    pub(crate) fn is_about(&self, group: &Group) -> bool {
+        let filter = &self.request.filter;
+        let part = filter.reason.as_deref().unwrap_or_default().to_lowercase();
+        let is_whole = filter.aggregate.is_none() && filter.event_type.is_none();
+        let takes = group.fingerprint.to_lowercase().contains(&part);
+        !self.progress.ended && is_whole && takes
+    }
 }
 
 /// What a process knows, and what was under way when one that is gone knew it.

@@ -1,209 +1,18 @@
 //! All that is known of relays and inboxes, from the answers of their API. No I/O and no clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::answers::{
-    Consumer, ConsumerStatus, InboxStatus, Letters, Readiness, RelayStatus, Replay, ShardStatus,
-};
+use super::answers::{InboxStatus, RelayStatus};
+pub(crate) use super::consumer_view::ConsumerView;
+use super::consumer_view::{consumers, first_of, is_first};
 use super::history::History;
 use super::operator_answers::{Operation, with_lost};
 use super::rates::{Counters, Durations, Percentiles};
-
-/// Why something cannot be asked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) error: String,
-    /// What can be done about it.
-    pub(crate) hint: Option<String>,
-}
-
-/// Whether a process answers, and since when not.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) enum Link {
-    #[default]
-    NotAsked,
-    Up,
-    Down {
-        since: Timestamp,
-        why: Failure,
-    },
-}
-
-/// One process behind an address.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Process<S> {
-    pub(crate) address: String,
-    pub(crate) link: Link,
-    /// Of its last answer.
-    pub(crate) ready: Readiness,
-    pub(crate) status: S,
-}
-
-/// What a process answered.
-pub(crate) type Answered<S> = Result<(S, Readiness), Failure>;
-
-impl<S> Process<S> {
-    pub(crate) fn is_up(&self) -> bool {
-        matches!(self.link, Link::Up)
-    }
-
-    fn apply(&mut self, now: Timestamp, answered: Answered<S>) {
-        self.link = match (answered, &self.link) {
-            (Ok((status, ready)), _) => {
-                (self.status, self.ready) = (status, ready);
-                Link::Up
-            }
-            (Err(why), Link::Down { since, .. }) => Link::Down { since: *since, why },
-            (Err(why), _) => Link::Down { since: now, why },
-        };
-    }
-}
-
-/// The processes behind one URL of the command line, and what is asked less often.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Source<S, B> {
-    /// What it is called in addresses: `relay`, `relay-2`, `inbox`.
-    pub(crate) key: String,
-    pub(crate) processes: Vec<Process<S>>,
-    /// What its database has.
-    pub(crate) books: B,
-    /// Why the last question about that had no answer.
-    pub(crate) unread: Option<Failure>,
-}
-
-pub(crate) type Relay = Source<RelayStatus, RelayBooks>;
-pub(crate) type Inbox = Source<InboxStatus, InboxBooks>;
-
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RelayBooks {
-    pub(crate) letters: Letters,
-    pub(crate) replays: Vec<Replay>,
-    pub(crate) operations: Vec<Operation>,
-}
-
-#[derive(Debug, Clone, Default)]
-pub(crate) struct InboxBooks {
-    pub(crate) letters: Letters,
-    pub(crate) consumers: Vec<Consumer>,
-    pub(crate) operations: Vec<Operation>,
-}
-
-/// One round of answers of a source.
-#[derive(Debug, Clone)]
-pub(crate) struct Told<S, B> {
-    /// By address.
-    pub(crate) processes: Vec<(String, Answered<S>)>,
-    /// Not asked each time.
-    pub(crate) books: Option<Result<B, Failure>>,
-}
-
-impl<S: Default, B> Source<S, B> {
-    fn apply(&mut self, now: Timestamp, told: Told<S, B>) {
-        let mut known: BTreeMap<_, _> =
-            self.processes.drain(..).map(|it| (it.address.clone(), it)).collect();
-        for (address, answered) in told.processes {
-            let fresh = Process { address: address.clone(), ..Process::default() };
-            let mut process = known.remove(&address).unwrap_or(fresh);
-            process.apply(now, answered);
-            self.processes.push(process);
-        }
-        match told.books {
-            Some(Ok(books)) => (self.books, self.unread) = (books, None),
-            Some(Err(why)) => self.unread = Some(why),
-            None => {}
-        }
-    }
-}
-
-impl Relay {
-    /// The shards of the processes that answer, each with its address. An active one comes first.
-    pub(crate) fn shards(&self) -> Vec<(&str, &ShardStatus)> {
-        let up = self.processes.iter().filter(|it| it.is_up());
-        let mut shards: Vec<_> = up
-            .flat_map(|it| it.status.shards().iter().map(|shard| (&*it.address, shard)))
-            .collect();
-        shards.sort_by_key(|(_, it)| it.role != "active");
-        shards
-    }
-
-    pub(crate) fn active(&self) -> impl Iterator<Item = &ShardStatus> {
-        self.shards().into_iter().map(|(_, it)| it).filter(|it| it.role == "active")
-    }
-}
-
-/// A consumer, from all that is known of it.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct ConsumerView {
-    /// Of its inbox.
-    pub(crate) source: String,
-    pub(crate) name: String,
-    /// What its worker says of itself, if that answers.
-    pub(crate) status: Option<ConsumerStatus>,
-    /// What the database has.
-    pub(crate) record: Option<Consumer>,
-    /// Why it does not do its job.
-    pub(crate) unready: Option<String>,
-    /// Processes that would take over.
-    pub(crate) standbys: usize,
-    /// No process of its inbox answers: what is known is old.
-    pub(crate) is_unanswered: bool,
-}
-
-impl ConsumerView {
-    /// Events that wait: not delivered yet, or in the worker's memory.
-    pub(crate) fn waiting(&self) -> Option<u64> {
-        let status = self.status.as_ref()?;
-        Some(status.pending? + status.held + status.left)
-    }
-
-    pub(crate) fn dead(&self) -> Option<u64> {
-        self.record.as_ref().map(|it| it.dead)
-    }
-
-    pub(crate) fn oldest_seconds(&self) -> Option<f64> {
-        self.record.as_ref()?.oldest_seconds
-    }
-
-    /// `closed`, `open` or `half_open`.
-    pub(crate) fn breaker(&self) -> Option<&str> {
-        let of_worker = self.status.as_ref().map(|it| &*it.handler.breaker);
-        let noted = || self.record.as_ref()?.worker.as_ref()?.breaker.as_deref();
-        of_worker.filter(|it| !it.is_empty()).or_else(noted)
-    }
-
-    pub(crate) fn has_worker(&self) -> bool {
-        let is_held = self.record.as_ref().and_then(|it| it.worker.as_ref()).map(|it| it.is_valid);
-        is_held.unwrap_or(self.status.is_some())
-    }
-
-    /// What it does, in a word.
-    pub(crate) fn state(&self) -> &'static str {
-        let is_paused = self.record.as_ref().is_some_and(|it| it.pause.is_some());
-        if self.is_unanswered {
-            return "no answer";
-        }
-        match (is_paused, self.has_worker(), self.breaker()) {
-            (true, ..) => "paused",
-            (_, false, _) => "no worker",
-            (.., Some("open")) => "breaker open",
-            (.., Some("half_open")) => "probing",
-            _ if self.unready.is_some() => "not ready",
-            _ => match self.status.as_ref().map(|it| &*it.state) {
-                Some("starting") => "starting",
-                Some("stopping") => "stopping",
-                Some("paused") => "waiting",
-                _ => "working",
-            },
-        }
-    }
-
-    pub(crate) fn worker(&self) -> Option<&str> {
-        let owner = &self.record.as_ref()?.worker.as_ref()?.owner;
-        Some(owner.split_once(':').map_or(&**owner, |(process, _)| process))
-    }
-}
+pub(crate) use super::source::{
+    Answered, Failure, Inbox, InboxBooks, Link, Process, Relay, RelayBooks, Told,
+};
 
 /// Figures of one moment that lie between two answers.
 #[derive(Debug, Clone, Default)]
@@ -290,7 +99,7 @@ impl Picture {
                     let of = format!("{} consumer {name}", process.address);
                     let rate = self.counters.rate(&of, now, status.counts.processed);
                     if let Some(rate) = rate {
-                        let of = (inbox.key.clone(), name.clone());
+                        let of = (first_of(&self.inboxes, inbox).key.clone(), name.clone());
                         *moment.consumers.entry(of).or_insert(0.0) += rate;
                     }
                 }
@@ -316,10 +125,21 @@ impl Picture {
         self.relays.iter().find(|it| it.key == key)
     }
 
+    /// The inboxes, one of each database: of those that share one the first that answers.
+    pub(crate) fn databases(&self) -> impl Iterator<Item = &Inbox> {
+        self.inboxes.iter().filter(|it| is_first(&self.inboxes, it))
+    }
+
+    /// Whether what the database of this source has is asked of another one.
+    pub(crate) fn is_twin(&self, key: &str) -> bool {
+        let found = self.inboxes.iter().find(|it| it.key == key);
+        found.is_some_and(|it| !is_first(&self.inboxes, it))
+    }
+
     /// Dead letters that nobody decided about, of both queues.
     pub(crate) fn dead_letters(&self) -> u64 {
         let of_relays = self.relays.iter().map(|it| it.books.letters.total);
-        of_relays.chain(self.inboxes.iter().map(|it| it.books.letters.total)).sum()
+        of_relays.chain(self.databases().map(|it| it.books.letters.total)).sum()
     }
 
     /// Work on many dead letters, as far as it is known here.
@@ -342,38 +162,9 @@ pub(crate) fn consumer_series(what: &str, source: &str, name: &str) -> String {
     format!("consumer {source} {name} {what}")
 }
 
-fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
-    let of = |inbox: &Inbox| {
-        let up = || inbox.processes.iter().filter(|it| it.is_up());
-        let of_processes = up().flat_map(|it| it.status.consumers.keys());
-        let of_books = inbox.books.consumers.iter().map(|it| &it.name);
-        let names: BTreeSet<_> = of_processes.chain(of_books).collect();
-        let view = |name: &String| {
-            let mut all: Vec<_> = up()
-                .filter_map(|it| Some((it.status.consumers.get(name)?, &it.ready.consumers)))
-                .collect();
-            all.sort_by_key(|(it, _)| it.state == "standby");
-            let standbys = all.iter().filter(|(it, _)| it.state == "standby").count();
-            let first = all.first();
-            let ready = first.and_then(|(_, ready)| ready.get(name)).filter(|it| !it.ready);
-            let unready = ready.map(|it| it.reason.clone().unwrap_or_else(|| "not ready".into()));
-            ConsumerView {
-                source: inbox.key.clone(),
-                name: name.clone(),
-                status: first.map(|(it, _)| (*it).clone()),
-                record: inbox.books.consumers.iter().find(|it| it.name == *name).cloned(),
-                unready,
-                standbys,
-                is_unanswered: up().next().is_none(),
-            }
-        };
-        names.into_iter().map(view).collect::<Vec<_>>()
-    };
-    inboxes.iter().flat_map(of).collect()
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::answers::{Readiness, ShardStatus};
     use super::super::operator_answers::Progress;
     use super::*;
 
@@ -463,6 +254,40 @@ pub(crate) mod tests {
         let mut away = round();
         away.inboxes[0].processes[0].1 = Err(failure("connection refused"));
         assert_eq!(picture([round(), away]).consumers()[0].state(), "no answer");
+    }
+
+    /// Either may be asked for the other's consumers.
+    #[test]
+    fn inboxes_on_one_database_have_each_consumer_once() {
+        let mut shared = round();
+        let mut second = shared.inboxes[0].clone();
+        second.processes[0].0 = "10.0.0.3:9465".into();
+        if let Ok((status, _)) = &mut second.processes[0].1 {
+            status.consumers.get_mut("mailer").expect("it is there").state = "standby".into();
+        }
+        shared.inboxes.push(second);
+        let keys = || vec!["inbox".to_owned(), "inbox-2".to_owned()];
+        let drawn = |round: Round| {
+            let mut picture = Picture::new(vec!["relay".into()], keys());
+            picture.apply(at(0), round);
+            picture
+        };
+        let told = |picture: &Picture| {
+            let all = picture.consumers();
+            all.into_iter().map(|it| (it.source, it.standbys)).collect::<Vec<_>>()
+        };
+        let picture = drawn(shared.clone());
+        assert_eq!(told(&picture), [("inbox".into(), 1)]);
+        assert!(picture.is_twin("inbox-2") && !picture.is_twin("inbox"));
+        // The other one is asked while this one is away.
+        let mut away = shared.clone();
+        away.inboxes[0].processes[0].1 = Err(failure("refused"));
+        assert_eq!(told(&drawn(away)), [("inbox-2".into(), 1)]);
+        let mut apart = shared;
+        if let Some(Ok(books)) = &mut apart.inboxes[1].books {
+            books.consumers[0].worker.as_mut().expect("it has one").owner = "90:b".into();
+        }
+        assert_eq!(told(&drawn(apart)).len(), 2);
     }
 
     #[test]

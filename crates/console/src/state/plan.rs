@@ -68,6 +68,17 @@ impl Verb {
         }
     }
 
+    /// What came of it.
+    pub(crate) fn done(self, kind: Kind) -> &'static str {
+        match (self, kind) {
+            (Self::Requeue, Kind::Relay) => "requeued: the relay publishes what it can",
+            (Self::Requeue, Kind::Inbox) => "requeued: a worker tries to handle it",
+            (Self::Discard, Kind::Relay) => "discarded: it is never published",
+            (Self::Discard, Kind::Inbox) => "discarded: it is never handled",
+            (Self::Reject, _) => "rejected: it is answered and never handled",
+        }
+    }
+
     /// It cannot be undone: a reason is needed.
     pub(crate) fn is_final(self) -> bool {
         self != Self::Requeue

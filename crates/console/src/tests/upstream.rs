@@ -74,7 +74,10 @@ async fn answer(State(changes): State<Changes>, request: Request) -> Response {
         return r#"{"operation": 7}"#.into_response();
     }
     if path == "/api/v1/me" {
-        return format!(r#"{{"role": "{role}"}}"#).into_response();
+        return format!(r#"{{"role": "{role}", "name": "ada"}}"#).into_response();
+    }
+    if path == "/api/v1/audit" {
+        return audit(parts.uri.query().unwrap_or_default()).into_response();
     }
     match told(&path) {
         Some(body) => body.into_response(),
@@ -98,7 +101,9 @@ fn told(path: &str) -> Option<String> {
         "/api/v1/status" => format!(
             r#"{{"role": "active", "postgres_connected": true, "nats_connected": true,
                 "last_error": "{HOSTILE}", "waiting_for": "{HOSTILE}", "consumers":
-                {{"{HOSTILE}": {{"state": "active", "pending": 3, "paused": "{HOSTILE}"}}}}}}"#
+                {{"{HOSTILE}": {{"state": "active", "pending": 3, "paused": "{HOSTILE}",
+                    "held_up": [{{"event_id": "{ID}", "aggregate": "{HOSTILE}",
+                        "event_type": "{HOSTILE}", "waiting": 17}}]}}}}}}"#
         ),
         "/api/v1/consumers" => {
             format!(r#"{{"consumers": [{{"name": "{HOSTILE}", "pause": {{"by": "{HOSTILE}"}}}}]}}"#)
@@ -114,10 +119,6 @@ fn told(path: &str) -> Option<String> {
         "/api/v1/events" => format!(
             r#"{{"events": [{{"id": "{ID}", "state": "{HOSTILE}",
             "aggregate_type": "{HOSTILE}", "event_type": "{HOSTILE}"}}]}}"#
-        ),
-        "/api/v1/audit" => format!(
-            r#"{{"entries": [{{"at": "2026-11-26T16:48:07Z", "action": "discard",
-                "actor": "{HOSTILE}", "why": "{HOSTILE}", "event_id": "{ID}"}}]}}"#
         ),
         "/api/v1/doctor" => format!(
             r#"{{"checks": [{{"severity": "error", "title": "t", "evidence": "{HOSTILE}",
@@ -145,7 +146,11 @@ fn told(path: &str) -> Option<String> {
                 "failures": [{{"event": "{ID}", "reason": "{HOSTILE}"}}]}}"#
         ),
         path if path.starts_with("/api/v1/consumers/") => {
-            format!(r#"{{"name": "{HOSTILE}", "last_error": "{HOSTILE}"}}"#)
+            format!(
+                r#"{{"name": "{HOSTILE}", "last_error": "{HOSTILE}", "failed": 1, "failing":
+                    [{{"event_id": "{ID}", "attempts": 2, "last_error": "{HOSTILE}\\n{HOSTILE}",
+                        "next_attempt_at": "2126-11-26T16:48:07Z"}}]}}"#
+            )
         }
         path => return of_upkeep(path),
     };
@@ -164,4 +169,30 @@ fn of_upkeep(path: &str) -> Option<String> {
         _ => return None,
     };
     Some(body)
+}
+
+/// A requeue of many, then 60 pauses, and a discard of the day before.
+fn audit(query: &str) -> String {
+    const ALL: usize = 1_261;
+    let given = |name: &str| query.split('&').find_map(|it| it.strip_prefix(name));
+    let number =
+        |name, otherwise| given(name).map_or(otherwise, |it| it.parse().expect("a number"));
+    let (from, limit) = (number("cursor=", 0), number("limit=", 100));
+    let entry = |place: usize| {
+        let action = match place {
+            ..1_200 => "requeue",
+            1_200..1_260 => "pause",
+            _ => "discard",
+        };
+        let event = if action == "pause" { "null".into() } else { format!("\"{ID}\"") };
+        let at = jiff::Timestamp::from_second(1_795_000_000 - place as i64).expect("a time");
+        format!(
+            r#"{{"at": "{at}", "action": "{action}", "actor": "{HOSTILE}", "why": "{HOSTILE}",
+                "event_id": {event}}}"#
+        )
+    };
+    let end = ALL.min(from + limit);
+    let entries: Vec<_> = (from..end).map(entry).collect();
+    let next = if end < ALL { format!("\"{end}\"") } else { "null".into() };
+    format!(r#"{{"entries": [{}], "next": {next}}}"#, entries.join(","))
 }

@@ -1,0 +1,121 @@
+//! One event of a consumer: it counts as processed since its effect was made by other means, or is
+//! tried at once.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::rewind::back;
+use crate::app::{App, change};
+use crate::fields::Fields;
+use crate::frame::{Frame, Place, page};
+use crate::problem::Problem;
+use crate::state::life::{Step, branch};
+use crate::state::plan::escape;
+use crate::state::story_answers::Marking;
+use crate::visitor::Visitor;
+
+/// Which event.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Which {
+    event: String,
+}
+
+/// What is done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Mark,
+    Try,
+}
+
+impl Deed {
+    /// As paths have it.
+    fn of(name: &str) -> Result<Self, Problem> {
+        match name {
+            "mark-processed" => Ok(Self::Mark),
+            "try-now" => Ok(Self::Try),
+            _ => Err(Problem::not_found("this is nothing that is done with an event")),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mark => "mark-processed",
+            Self::Try => "try-now",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Mark => "Mark an event as processed",
+            Self::Try => "Try an event now",
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "one_event.html")]
+struct OneEvent {
+    frame: Frame,
+    deed: Deed,
+    name: String,
+    path: String,
+    event: String,
+    plan: Option<Result<Vec<Step>, Problem>>,
+}
+
+/// The form, and what is known of the event.
+pub(crate) async fn plan(
+    State(app): State<Arc<App>>,
+    visitor: Visitor,
+    Path((source, name, deed)): Path<(String, String, String)>,
+    Query(which): Query<Which>,
+) -> Result<Response, Problem> {
+    let (of, event) = (app.source(&source)?, which.event.trim().to_owned());
+    let deed = Deed::of(&deed)?;
+    let plan = if event.is_empty() {
+        None
+    } else {
+        let (path, body) = (path_of(&name, &event, Deed::Mark), json!({ "dry_run": true }));
+        let known = of.change::<Marking>(&visitor, Method::POST, &path, body).await;
+        Some(known.map(|it| branch(&name, &it.before).steps))
+    };
+    let path = format!("/consumers/{}/{}", escape(&source), escape(&name));
+    let frame = Frame::new(&app, &visitor, Place::Consumers, deed.title());
+    page(&OneEvent { frame, deed, name, path, event, plan })
+}
+
+pub(super) async fn carry_out(
+    app: &App,
+    visitor: &Visitor,
+    (source, name, deed): (String, String, String),
+    which: &Which,
+    fields: &Fields,
+) -> Result<Response, Problem> {
+    let deed = Deed::of(&deed)?;
+    let why = match deed {
+        Deed::Mark => {
+            Some(fields.need("why", "an event counts as processed for a reason: say why")?)
+        }
+        Deed::Try => fields.get("why"),
+    };
+    let path = path_of(&name, which.event.trim(), deed);
+    app.source(&source)?.change::<Value>(visitor, Method::POST, &path, change(why)).await?;
+    let said = match deed {
+        Deed::Mark => {
+            "Marked: the event counts as processed, and later ones of its aggregate go on."
+        }
+        Deed::Try => "The event is tried now. What becomes of it is shown here in a moment.",
+    };
+    Ok(back(app, (&source, &name), said))
+}
+
+fn path_of(name: &str, event: &str, deed: Deed) -> String {
+    format!("consumers/{}/events/{}/{}", escape(name), escape(event), deed.name())
+}

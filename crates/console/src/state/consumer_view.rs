@@ -1,0 +1,130 @@
+//! A consumer, from what its workers and its database say.
+
+use std::collections::BTreeSet;
+
+use super::answers::{Consumer, ConsumerStatus, Failing, HeldUp};
+use super::source::{Inbox, Process};
+
+/// A consumer, from all that is known of it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct ConsumerView {
+    /// Of its inbox.
+    pub(crate) source: String,
+    pub(crate) name: String,
+    /// What its worker says of itself, if that answers.
+    pub(crate) status: Option<ConsumerStatus>,
+    /// What the database has.
+    pub(crate) record: Option<Consumer>,
+    /// Why it does not do its job.
+    pub(crate) unready: Option<String>,
+    /// Processes that would take over.
+    pub(crate) standbys: usize,
+    /// Of all its workers.
+    pub(crate) held_up: Vec<HeldUp>,
+    /// No process of its inbox answers: what is known is old.
+    pub(crate) is_unanswered: bool,
+}
+
+impl ConsumerView {
+    /// Events that wait: not delivered yet, or in the worker's memory.
+    pub(crate) fn waiting(&self) -> Option<u64> {
+        let status = self.status.as_ref()?;
+        Some(status.pending? + status.held + status.left)
+    }
+
+    pub(crate) fn dead(&self) -> Option<u64> {
+        self.record.as_ref().map(|it| it.dead)
+    }
+
+    pub(crate) fn oldest_seconds(&self) -> Option<f64> {
+        self.record.as_ref()?.oldest_seconds
+    }
+
+    /// What fails now, the oldest first, with what waits for it as far as a worker says so.
+    pub(crate) fn failing(&self) -> impl Iterator<Item = (&Failing, Option<&HeldUp>)> {
+        let listed = self.record.iter().flat_map(|it| &it.failing);
+        listed.map(|it| (it, self.held_up.iter().find(|held| held.event_id == it.event_id)))
+    }
+
+    /// `closed`, `open` or `half_open`.
+    pub(crate) fn breaker(&self) -> Option<&str> {
+        let of_worker = self.status.as_ref().map(|it| &*it.handler.breaker);
+        let noted = || self.record.as_ref()?.worker.as_ref()?.breaker.as_deref();
+        of_worker.filter(|it| !it.is_empty()).or_else(noted)
+    }
+
+    pub(crate) fn has_worker(&self) -> bool {
+        let is_held = self.record.as_ref().and_then(|it| it.worker.as_ref()).map(|it| it.is_valid);
+        is_held.unwrap_or(self.status.is_some())
+    }
+
+    /// What it does, in a word.
+    pub(crate) fn state(&self) -> &'static str {
+        let is_paused = self.record.as_ref().is_some_and(|it| it.pause.is_some());
+        if self.is_unanswered {
+            return "no answer";
+        }
+        match (is_paused, self.has_worker(), self.breaker()) {
+            (true, ..) => "paused",
+            (_, false, _) => "no worker",
+            (.., Some("open")) => "breaker open",
+            (.., Some("half_open")) => "probing",
+            _ if self.unready.is_some() => "not ready",
+            _ => match self.status.as_ref().map(|it| &*it.state) {
+                Some("starting") => "starting",
+                Some("stopping") => "stopping",
+                Some("paused") => "waiting",
+                _ => "working",
+            },
+        }
+    }
+
+    pub(crate) fn worker(&self) -> Option<&str> {
+        let owner = &self.record.as_ref()?.worker.as_ref()?.owner;
+        Some(owner.split_once(':').map_or(&**owner, |(process, _)| process))
+    }
+}
+
+/// Of those that share the database of this one, the first that answers, or the first.
+pub(super) fn first_of<'a>(inboxes: &'a [Inbox], inbox: &'a Inbox) -> &'a Inbox {
+    let answers = |it: &&Inbox| it.processes.iter().any(Process::is_up);
+    let sharing = || inboxes.iter().filter(|it| it.shares(inbox));
+    sharing().find(answers).or_else(|| sharing().next()).unwrap_or(inbox)
+}
+
+pub(super) fn is_first(inboxes: &[Inbox], inbox: &Inbox) -> bool {
+    first_of(inboxes, inbox).key == inbox.key
+}
+
+pub(super) fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
+    let of = |inbox: &Inbox| {
+        let sharing = inboxes.iter().filter(|it| it.shares(inbox)).collect::<Vec<_>>();
+        let up = || sharing.iter().flat_map(|it| &it.processes).filter(|it| it.is_up());
+        let of_processes = up().flat_map(|it| it.status.consumers.keys());
+        let of_books = inbox.books.consumers.iter().map(|it| &it.name);
+        let names: BTreeSet<_> = of_processes.chain(of_books).collect();
+        let view = |name: &String| {
+            let mut all: Vec<_> = up()
+                .filter_map(|it| Some((it.status.consumers.get(name)?, &it.ready.consumers)))
+                .collect();
+            all.sort_by_key(|(it, _)| it.state == "standby");
+            let standbys = all.iter().filter(|(it, _)| it.state == "standby").count();
+            let held_up = all.iter().flat_map(|(it, _)| it.held_up.clone()).collect();
+            let first = all.first();
+            let ready = first.and_then(|(_, ready)| ready.get(name)).filter(|it| !it.ready);
+            let unready = ready.map(|it| it.reason.clone().unwrap_or_else(|| "not ready".into()));
+            ConsumerView {
+                source: inbox.key.clone(),
+                name: name.clone(),
+                status: first.map(|(it, _)| (*it).clone()),
+                record: inbox.books.consumers.iter().find(|it| it.name == *name).cloned(),
+                unready,
+                standbys,
+                held_up,
+                is_unanswered: up().next().is_none(),
+            }
+        };
+        names.into_iter().map(view).collect::<Vec<_>>()
+    };
+    inboxes.iter().filter(|it| is_first(inboxes, it)).flat_map(of).collect()
+}
