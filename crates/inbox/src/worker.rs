@@ -247,7 +247,7 @@ impl<W: Work> Worker<W> {
                     let why = why.unwrap_or_else(|| "the role was not renewed".into());
                     self.say(State::Paused, Some(why));
                 }
-                Role::Standby => self.say(State::Standby, None),
+                Role::Standby | Role::Leaving => self.say(State::Standby, None),
                 Role::Unknown => match trouble.borrow_and_update().clone() {
                     Some(trouble) => self.say(State::Paused, Some(trouble)),
                     None => self.say(State::Starting, None),
@@ -407,7 +407,7 @@ impl<W: Work> Worker<W> {
 async fn ends(mut role: watch::Receiver<Role>, asked: Term, shutdown: CancellationToken) {
     let is_lost = |it: &Role| match it {
         Role::Unknown => false,
-        Role::Standby => true,
+        Role::Standby | Role::Leaving => true,
         Role::Active { term, .. } => *term != asked,
     };
     tokio::select! {

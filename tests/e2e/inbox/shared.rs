@@ -1,9 +1,11 @@
 //! Several workers share the partitions of a consumer.
 
 use std::cell::Cell;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use lab::{Direction, Proxy};
+use outbox::wire;
 use serde_json::{Value, json};
 use support::{DEADLINE, TestEnv, until};
 
@@ -166,6 +168,32 @@ mod long {
             // Nobody is idle at the end.
             let _fourth = inbox.worker();
             wait_shared(inbox, 4).await;
+        }
+    }
+
+    /// The first worker's transactions are its own in the partitions that it keeps.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_partition_whose_handler_takes_long_is_given_back_without_ending_its_worker() {
+        let mut inbox = divided("transactional").await;
+        inbox.set("WORKER_RUNS", "1");
+        let first = inbox.worker();
+        wait_shared(&inbox, 1).await;
+        // Of the first partition and of the last one, and longer than a stop waits.
+        let of = NonZeroU32::new(PARTITIONS).expect("several");
+        for partition in [0, PARTITIONS - 1] {
+            let is_of_it = |it: &String| wire::partition("order", it, of) == partition;
+            let aggregate = (0..).map(|it| format!("o-{it}")).find(is_of_it).expect("one of it");
+            let aggregate = |_| aggregate.clone();
+            inbox.publish_as(aggregate, 0..1, &json!({ "sleep_ms": 40_000 })).await;
+        }
+        inbox.wait_count("runs", 2).await;
+        let second = inbox.worker();
+        wait_shared(&inbox, 2).await;
+        inbox.wait_count("effects", 2).await;
+        inbox.assert_exact(2).await;
+        assert_eq!(inbox.count("runs").await, 2, "each was begun once");
+        for worker in [first, second] {
+            worker.stop().await;
         }
     }
 }

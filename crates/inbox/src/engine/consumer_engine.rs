@@ -10,7 +10,8 @@
 //! ```
 //!
 //! A stop goes through these phases. The role lost to another worker is a stop, also if it is back:
-//! what is held may be out of date.
+//! what is held may be out of date. So is a partition that is to be given to another worker: its jobs
+//! are waited for, however long they take.
 //!
 //! ```text
 //!             stop            25 s              jobs ended
@@ -25,6 +26,7 @@ mod consumer_places;
 mod consumer_status;
 mod groups;
 mod leaving;
+mod stopping;
 #[cfg(test)]
 mod tests;
 
@@ -123,6 +125,7 @@ pub(crate) struct ConsumerEngine {
     start: ConsumerStart,
     surroundings: Surroundings,
     phase: Phase,
+    is_told_to_stop: bool,
     lanes: Lanes,
     capacity: Capacity,
     leaving: Leaving,
@@ -154,6 +157,7 @@ impl ConsumerEngine {
             start,
             surroundings: Surroundings::default(),
             phase: Phase::Running,
+            is_told_to_stop: false,
             lanes: Lanes::default(),
             capacity: Capacity::new(start.limits, start.unacked_max),
             leaving: Leaving::default(),
@@ -199,8 +203,10 @@ impl ConsumerEngine {
     /// Decides what follows from everything that was taken in, and from the time.
     pub(crate) fn turn(&mut self, now: Instant) {
         if self.phase == Phase::Running && self.is_taken_over() {
-            self.tell(Notice::TookOver);
-            self.stop(now);
+            if self.surroundings.role != Role::Leaving {
+                self.tell(Notice::TookOver);
+            }
+            self.wind_up(now);
         }
         match self.phase {
             Phase::Running => {
@@ -216,7 +222,7 @@ impl ConsumerEngine {
                 self.phase = Phase::Abandoning { until: now + ABANDON_DEADLINE };
                 self.give_back(now);
             }
-            Phase::Abandoning { until } if until <= now => {
+            Phase::Abandoning { until } if until <= now && !self.is_patient() => {
                 self.tell(Notice::LeftHandlers { busy: self.lanes.busy() });
                 self.end(now);
             }
@@ -233,15 +239,6 @@ impl ConsumerEngine {
         self.assert_holds();
     }
 
-    /// Whether another worker has the role, or may have had it since the session began.
-    fn is_taken_over(&self) -> bool {
-        match self.surroundings.role {
-            Role::Unknown => false,
-            Role::Standby => true,
-            Role::Active { term, .. } => term != self.start.term,
-        }
-    }
-
     /// When there is something to decide without anything taken in.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let (lanes_at, phase_at) = match self.phase {
@@ -251,6 +248,7 @@ impl ConsumerEngine {
                 let others = [self.breaker.next_probe(now), self.next_trim(now), next_token];
                 (self.lanes.next_due(), others.into_iter().flatten().min())
             }
+            Phase::Abandoning { .. } if self.is_patient() => (None, None),
             Phase::Finishing { until } | Phase::Abandoning { until } => (None, Some(until)),
             Phase::Draining => (None, None),
             Phase::Ended => return None,
@@ -287,7 +285,7 @@ impl ConsumerEngine {
     pub(crate) fn feed_ended(&mut self, now: Instant) {
         self.is_fed = false;
         match self.phase {
-            Phase::Running => self.stop(now),
+            Phase::Running => self.wind_up(now),
             Phase::Draining => self.end(now),
             Phase::Finishing { .. } | Phase::Abandoning { .. } | Phase::Ended => {}
         }
@@ -388,32 +386,6 @@ impl ConsumerEngine {
         } else {
             self.end(now);
         }
-    }
-
-    /// Lets what was started finish, and gives the rest back.
-    pub(crate) fn stop(&mut self, now: Instant) {
-        if self.is_stopping() {
-            return;
-        }
-        self.phase = Phase::Finishing { until: now + STOP_DEADLINE };
-        self.request(0);
-        self.effects.push_back(Effect::Close);
-        self.in_progress_at = now;
-    }
-
-    /// Whether all jobs have ended, and only the source has not.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.phase == Phase::Draining
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.phase != Phase::Running
-    }
-
-    fn end(&mut self, now: Instant) {
-        self.give_back(now);
-        self.phase = Phase::Ended;
-        self.effects.push_back(Effect::End);
     }
 
     fn start(&mut self, now: Instant) {

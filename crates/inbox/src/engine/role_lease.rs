@@ -37,6 +37,8 @@ pub(crate) enum Role {
     Unknown,
     /// Nothing: another worker has the consumer.
     Standby,
+    /// Nothing new: another worker gets it when what was begun has ended, and none before.
+    Leaving,
     /// Everything, until then by our clock. It is renewed.
     Active { term: Term, until: Instant },
 }

@@ -319,7 +319,7 @@ impl World {
         let (role, token) = (worker.share.role(partition), worker.tokens[partition]);
         worker.sessions[partition] = worker.sessions[partition].filter(|term| match role {
             Role::Active { term: now, .. } => now == *term,
-            Role::Standby => false,
+            Role::Standby | Role::Leaving => false,
             Role::Unknown => true,
         });
         if worker.leaves {

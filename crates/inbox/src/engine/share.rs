@@ -57,6 +57,14 @@ pub(crate) struct Seen {
     pub(crate) free: Vec<usize>,
 }
 
+/// A partition that is being given back.
+#[derive(Debug)]
+struct Leaving {
+    since: Instant,
+    /// Nothing is at work on it any more.
+    is_drained: bool,
+}
+
 /// The roles of a worker, and what it wants of them.
 #[derive(Debug)]
 pub(crate) struct Share {
@@ -73,8 +81,8 @@ pub(crate) struct Share {
     rests_until: Option<Instant>,
     /// The worker can handle events.
     attends: bool,
-    /// Partitions that are being given back, and whether their sessions have ended.
-    leaving: BTreeMap<usize, bool>,
+    /// Partitions that are being given back.
+    leaving: BTreeMap<usize, Leaving>,
     /// Whose turn is first, after the last role that of the share itself: none has to wait for ever
     /// for the others.
     first: usize,
@@ -101,18 +109,20 @@ impl Share {
 
     /// What the worker may do with a partition.
     pub(crate) fn role(&self, partition: usize) -> Role {
-        let (role, leaves) = (self.roles[partition].role(), self.leaving.contains_key(&partition));
-        if leaves && matches!(role, Role::Active { .. }) { Role::Standby } else { role }
+        let leaves = self.leaving.contains_key(&partition) && self.roles[partition].is_wanted();
+        if leaves { Role::Leaving } else { self.roles[partition].role() }
     }
 
     /// The partitions whose sessions have to end, and have not.
     pub(crate) fn leaving(&self) -> Vec<usize> {
-        self.leaving.iter().filter(|it| !it.1).map(|it| *it.0).collect()
+        self.leaving.iter().filter(|it| !it.1.is_drained).map(|it| *it.0).collect()
     }
 
     /// Nothing is at work on a partition that is to be given back.
     pub(crate) fn drained(&mut self, partition: usize) {
-        self.leaving.insert(partition, true);
+        if let Some(leaving) = self.leaving.get_mut(&partition) {
+            leaving.is_drained = true;
+        }
     }
 
     /// Whether the worker can handle events: it is not to stop, and has the broker.
@@ -162,7 +172,7 @@ impl Share {
     fn share_out(&mut self, now: Instant) -> Move {
         let roles = &self.roles;
         self.leaving.retain(|partition, _| roles[*partition].is_wanted());
-        let is_ready = |it: &(&usize, &bool)| *it.1 && roles[*it.0].is_kept();
+        let is_ready = |it: &(&usize, &Leaving)| it.1.is_drained && roles[*it.0].is_kept();
         if let Some((partition, _)) = self.leaving.iter().find(is_ready) {
             return Move::GiveBack(*partition);
         }
@@ -241,18 +251,23 @@ impl Share {
             (0..self.roles.len()).filter(|it| self.roles[*it].is_wanted()).collect();
         let is_moving = wanted.iter().any(|it| !self.roles[*it].is_kept());
         self.look_at = Some(now + if wanted.len() == share { self.pause() } else { LOOK });
+        let leaving = || Leaving { since: now, is_drained: false };
         if share == 0 && !self.attends {
             // Nothing is handled here: others need not wait for one after the other.
-            wanted.iter().for_each(|it| _ = self.leaving.entry(*it).or_insert(false));
+            wanted.iter().for_each(|it| _ = self.leaving.entry(*it).or_insert_with(leaving));
         }
-        if !self.leaving.is_empty() || is_moving {
+        if is_moving {
             return;
         }
         let free: Vec<usize> =
             seen.free.iter().copied().filter(|it| !self.roles[*it].is_wanted()).collect();
-        if wanted.len() > share {
-            self.leaving.extend(wanted.last().map(|it| (*it, false)));
-        } else if wanted.len() < share && self.attends && !free.is_empty() {
+        let staying: Vec<usize> =
+            wanted.into_iter().filter(|it| !self.leaving.contains_key(it)).collect();
+        // What takes long holds up no other.
+        let drains = self.leaving.values().any(|it| now < it.since + self.lease);
+        if staying.len() > share && !drains {
+            self.leaving.extend(staying.last().map(|it| (*it, leaving())));
+        } else if staying.len() < share && self.attends && !free.is_empty() {
             // Workers that look at the same time try for different ones.
             self.roles[free[seen.before % free.len()]].want(now);
         }
@@ -327,7 +342,7 @@ mod tests {
         let mut share = alone_with_four(now);
         for left in [3, 2] {
             share.looked(&seen(1, 0, &[]), now);
-            assert_eq!(share.role(left), Role::Standby, "its session ends");
+            assert_eq!(share.role(left), Role::Leaving, "its session ends");
             assert!(matches!(share.next(now), Move::Wait { .. }), "it is not drained");
             share.drained(left);
             assert_eq!(share.next(now), Move::GiveBack(left));
@@ -399,6 +414,26 @@ mod tests {
         share.looked_for(0, Found::Held, now);
         settle(&mut share, now);
         assert!(kept(&share).is_empty() && !share.roles[0].is_wanted());
+    }
+
+    /// Its handlers do not end.
+    #[test]
+    fn a_partition_that_is_not_drained_holds_up_no_other() {
+        let now = Instant::now();
+        let mut share = alone_with_four(now);
+        share.looked(&seen(1, 0, &[]), now);
+        share.looked(&seen(3, 0, &[]), now);
+        assert_eq!(share.leaving(), [3], "one at a time");
+        let later = now + LEASE;
+        share.looked(&seen(3, 0, &[]), later);
+        assert_eq!(share.leaving(), [2, 3]);
+        settle(&mut share, later);
+        share.drained(2);
+        assert_eq!(share.next(later), Move::GiveBack(2));
+        share.given_back(2, later);
+        share.looked(&seen(0, 0, &[2]), later);
+        settle(&mut share, later);
+        assert_eq!((kept(&share).len(), share.leaving()), (4, vec![3]), "all others are gone");
     }
 
     /// It has lost its connections, as all have, and is the first one that is back.

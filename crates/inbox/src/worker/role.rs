@@ -144,16 +144,14 @@ impl RoleHolder {
                 continue;
             }
             part.role.send_replace(role);
-            if role == Role::Standby {
+            if matches!(role, Role::Standby | Role::Leaving) {
                 part.context.hinder(false);
             }
             let consumer = part.context.config.durable();
             match (before, role) {
                 (Role::Active { .. }, Role::Active { .. }) | (_, Role::Unknown) => {}
                 (_, Role::Active { .. }) => info!(consumer, "the consumer is ours"),
-                (Role::Active { .. }, Role::Standby) if share.leaving().contains(&index) => {
-                    info!(consumer, "giving the partition back");
-                }
+                (_, Role::Leaving) => info!(consumer, "giving the partition back"),
                 (_, Role::Standby) if part.context.config.partitions.is_some() => {}
                 (_, Role::Standby) => info!(consumer, "another worker is active: standing by"),
             }

@@ -97,7 +97,7 @@ impl<W: Work> Session<W> {
             let due_at = self.engine.next_due(turned_at);
             tokio::select! {
                 biased;
-                () = shutdown.cancelled(), if runs => self.engine.stop(Instant::now()),
+                () = shutdown.cancelled(), if !self.engine.is_told_to_stop() => self.engine.stop(Instant::now()),
                 many = said.recv_many(&mut words, SAID_MAX), if self.engine.awaits_reports() => {
                     if many == 0 {
                         self.engine.reports_ended(Instant::now());
@@ -121,7 +121,7 @@ impl<W: Work> Session<W> {
                     self.engine.loaded(Instant::now(), loaded);
                 }
                 () = due(due_at) => {}
-                Ok(()) = self.role.changed(), if runs => {}
+                Ok(()) = self.role.changed() => {}
                 Ok(()) = self.trouble.changed(), if runs => {}
                 Ok(()) = self.broker.changed(), if runs => {}
                 Ok(()) = self.control.changed(), if runs => {}

@@ -64,6 +64,35 @@ fn a_session_ends_when_the_role_was_taken_again_before_anybody_looked() {
     assert!(is_taken_over(&mut engine, Role::Active { term: term(2), until: now + LEASE }, now));
 }
 
+/// Ending them would end what its worker does in other partitions, too.
+#[test]
+fn a_session_whose_partition_is_to_be_given_away_waits_for_handlers_that_do_not_end() {
+    let began = Instant::now();
+    for (becomes, stops) in [(Role::Leaving, true), (Role::Standby, false)] {
+        let mut engine = engine(term(1), began);
+        engine.delivered(began, delivered(1, 9, None, Path::Careful));
+        let mut turn = |role, now, stops| {
+            engine.look(Surroundings { role, ..Surroundings::default() });
+            if stops {
+                engine.stop(now);
+            }
+            engine.turn(now);
+            let effects: Vec<_> = std::iter::from_fn(|| engine.next_effect()).collect();
+            let due = engine.next_due(now);
+            assert!(due.is_none_or(|it| it > now), "it waits for something");
+            (effects.iter().any(|it| matches!(it, Effect::End)), engine.is_told_to_stop())
+        };
+        turn(Role::Active { term: term(1), until: began + LEASE }, began, false);
+        for millis in (0..3_600_000).step_by(1_000) {
+            let ended = turn(Role::Leaving, began + Duration::from_millis(millis), false);
+            assert_eq!(ended, (false, false), "after {millis} ms");
+        }
+        let later = began + Duration::from_hours(1);
+        let ended = turn(becomes, later, stops);
+        assert_eq!(ended, (true, stops), "it is to stop, or another worker has the partition");
+    }
+}
+
 /// Nothing else may happen meanwhile.
 #[test]
 fn what_the_rate_keeps_is_begun_as_soon_as_it_may() {

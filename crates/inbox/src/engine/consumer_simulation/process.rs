@@ -104,7 +104,7 @@ impl Process {
     fn active_term(&self, now: Instant) -> Option<Term> {
         match self.role.role() {
             Role::Active { term, until } if now < until && !self.has_trouble => Some(term),
-            Role::Unknown | Role::Standby | Role::Active { .. } => None,
+            Role::Unknown | Role::Standby | Role::Leaving | Role::Active { .. } => None,
         }
     }
 
