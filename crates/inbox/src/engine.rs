@@ -42,4 +42,4 @@ pub(crate) use retry::{Begin, Decision, Patience, begin, decide};
 #[cfg(test)]
 pub(crate) use role_lease::RoleLease;
 pub(crate) use role_lease::{Former, Found, Role, Step, Term};
-pub(crate) use share::{Move, Seen, Share};
+pub(crate) use share::{Move, Renewed, Seen, Share};

@@ -307,6 +307,18 @@ impl RoleLease {
         };
     }
 
+    /// Whether it is ours, as far as we know.
+    pub(crate) fn is_ours(&self) -> bool {
+        matches!(self.state, State::Ours { .. })
+    }
+
+    /// Somebody has its row locked: nothing is known of it.
+    pub(crate) fn not_renewed(&mut self, now: Instant) {
+        if let State::Ours { renew_at, .. } = &mut self.state {
+            *renew_at = now + LOOK;
+        }
+    }
+
     /// On which server it was renewed, after `since` by our clock, if it was still ours.
     pub(crate) fn renewed(&mut self, server: Option<i64>, since: Instant, now: Instant) {
         // What is held may be out of date, even if nobody has it for more than a moment.

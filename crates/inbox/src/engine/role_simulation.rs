@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use self::roles_model::{Answer, Database, Work};
 use super::role_lease::{Role, Step, Term};
-use super::share::{Move, Share};
+use super::share::{Move, Renewed, Share};
 
 const SEEDS: u64 = 10;
 const LEASE_MILLIS: u64 = 3_000;
@@ -62,14 +62,6 @@ struct World {
 }
 
 impl Worker {
-    /// The one that a statement carries.
-    fn token(&self, next: &Move) -> Uuid {
-        match next {
-            Move::Role(partition, _) | Move::GiveBack(partition) => self.tokens[*partition],
-            Move::Look { .. } | Move::Wait { .. } => Uuid::nil(),
-        }
-    }
-
     fn is_active(&self, partition: usize, now: Instant) -> bool {
         matches!(self.share.role(partition), Role::Active { until, .. } if now < until)
     }
@@ -146,10 +138,10 @@ impl World {
     /// What nobody waits for comes to the database all the same.
     fn arrive(&mut self) {
         let now = self.now;
-        for (_, owner, token, next) in
+        for (_, owner, tokens, next) in
             self.database.late.extract_if(.., |it| it.0 <= now).collect::<Vec<_>>()
         {
-            self.execute(owner, token, &next);
+            self.execute(owner, &tokens, &next);
         }
         for (_, work) in self.database.claims.extract_if(.., |it| it.0 <= now).collect::<Vec<_>>() {
             self.begun += u32::from(self.database.claim(work));
@@ -161,24 +153,24 @@ impl World {
         let worker = &self.workers[index];
         let Some(asked) = worker.asked.as_ref() else { return };
         if asked.done_at.is_some_and(|at| at <= self.now) {
-            let (owner, token, next) =
-                (worker.owner, worker.token(&asked.next), asked.next.clone());
-            let answer = Some(self.execute(owner, token, &next));
+            let (owner, tokens, next) = (worker.owner, worker.tokens.clone(), asked.next.clone());
+            let answer = Some(self.execute(owner, &tokens, &next));
             if let Some(asked) = &mut self.workers[index].asked {
                 (asked.done_at, asked.answer) = (None, answer);
             }
         }
     }
 
-    fn execute(&mut self, owner: usize, token: Uuid, next: &Move) -> Answer {
+    fn execute(&mut self, owner: usize, tokens: &[Uuid], next: &Move) -> Answer {
         if let Move::GiveBack(partition) = next
-            && self.database.rows[*partition].as_ref().is_some_and(|it| it.token == token)
+            && self.database.has(*partition, tokens[*partition])
         {
             assert!(!self.database.is_at_work(owner, *partition), "it is given back in the middle");
         }
         let before =
             self.database.rows.iter().map(|it| it.as_ref().map(|it| it.token)).collect::<Vec<_>>();
-        let answer = self.database.execute(owner, token, next, self.now);
+        self.database.lock(next, self.troubled, &mut self.random);
+        let answer = self.database.execute(owner, tokens, next, self.now);
         if let (Move::Role(of, _), Answer::Taken(Some(_))) = (next, &answer) {
             // Also of one that is stopped: it goes on where it was.
             let has_it = |it: &&Worker| {
@@ -241,8 +233,8 @@ impl World {
         if asked.answered_at > now || asked.answer.is_none() {
             if asked.since + share.patience() <= now {
                 share.failed(now);
-                let token = worker.token(&asked.next);
-                let late = asked.done_at.map(|at| (at, worker.owner, token, asked.next.clone()));
+                let tokens = worker.tokens.clone();
+                let late = asked.done_at.map(|at| (at, worker.owner, tokens, asked.next.clone()));
                 self.database.late.extend(late);
                 worker.asked = None;
             }
@@ -264,11 +256,14 @@ impl World {
                 self.taken += u32::from(token.is_some());
                 share.taken(of, token, now);
             }
-            (Move::Role(of, _), Answer::Renewed(server)) => {
-                let lost_at = self.database.lost.get(&worker.tokens[of]);
-                let had_it = lost_at.is_none_or(|it| since <= *it);
-                assert!(server.is_none() || had_it, "it goes on in a partition that is another's");
-                share.renewed(of, server, (since, now));
+            (Move::Renew(these), Answer::Renewed(renewed)) => {
+                for (of, it) in these.into_iter().zip(renewed) {
+                    let lost_at = self.database.lost.get(&worker.tokens[of]);
+                    let had_it = lost_at.is_none_or(|it| since <= *it);
+                    let goes_on = matches!(it, Renewed::By(_));
+                    assert!(!goes_on || had_it, "it goes on in a partition that is another's");
+                    share.renewed(of, it, (since, now));
+                }
             }
             (Move::Look { .. }, Answer::Seen(seen)) => share.looked(&seen, now),
             (Move::GiveBack(of), _) => share.given_back(of, now),
@@ -396,5 +391,37 @@ fn never_two_workers_act_in_a_partition_and_in_the_end_all_are_shared_out() {
         active.sort_unstable();
         assert_eq!(active, shares(partitions, workers - 2), "all are taken within three leases");
         assert!(world.begun > 0, "somebody was at work");
+    }
+}
+
+/// It was stopped with its statement on the way, and the role is free again when that arrives: the
+/// next one had it, and is stopped too, in the middle of its work.
+// proves: G-EFFECT-3
+#[test]
+fn a_role_that_another_worker_had_in_between_is_taken_only_when_that_one_is_ended() {
+    for seed in seeds(SEEDS) {
+        let mut world = World::new(seed, None, 2);
+        world.troubled = false;
+        let is_taking = |it: &Worker| {
+            let asked = it.asked.as_ref().filter(|it| it.done_at.is_some());
+            asked.is_some_and(|it| matches!(it.next, Move::Role(_, Step::Take(_))))
+        };
+        let late = loop {
+            world.tick();
+            if let Some(late) = world.workers.iter().position(is_taking) {
+                break late;
+            }
+        };
+        let arrives = world.now + 2 * LEASE;
+        world.workers[late].stopped_until = arrives;
+        let asked = world.workers[late].asked.as_mut().expect("it takes the role");
+        (asked.done_at, asked.answered_at) = (Some(arrives), arrives);
+        while world.database.open.is_empty() {
+            world.tick();
+        }
+        assert!(world.now + LEASE < arrives, "the next one began at once");
+        world.workers[1 - late].stopped_until = arrives + 2 * LEASE;
+        world.play(2 * THREE_LEASES);
+        assert_eq!(world.active().iter().sum::<usize>(), 1, "one has the role");
     }
 }

@@ -32,6 +32,8 @@ const REST_LEASES: u32 = 5;
 pub(crate) enum Move {
     /// Of the role of this partition.
     Role(usize, Step),
+    /// Renew the roles of these partitions.
+    Renew(Vec<usize>),
     /// Look which workers there are, and which partitions are free, and say that this one is there;
     /// or, if it does not join, that it is not.
     Look {
@@ -65,6 +67,17 @@ struct Leaving {
     is_drained: bool,
 }
 
+/// What became of a role that was to be renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    /// On this server.
+    By(i64),
+    /// It is another worker's.
+    Lost,
+    /// Somebody has its row locked.
+    Locked,
+}
+
 /// The roles of a worker, and what it wants of them.
 #[derive(Debug)]
 pub(crate) struct Share {
@@ -83,6 +96,8 @@ pub(crate) struct Share {
     attends: bool,
     /// Partitions that are being given back.
     leaving: BTreeMap<usize, Leaving>,
+    /// How many partitions were to be taken that others were faster with, or have locked.
+    in_vain: usize,
     /// Whose turn is first, after the last role that of the share itself: none has to wait for ever
     /// for the others.
     first: usize,
@@ -103,6 +118,7 @@ impl Share {
             rests_until: None,
             attends: true,
             leaving: BTreeMap::new(),
+            in_vain: 0,
             first: 0,
         }
     }
@@ -156,6 +172,9 @@ impl Share {
             let turn = (self.first + offset) % turns;
             let next = match self.roles.get(turn).map(|it| it.next(now)) {
                 Some(Step::Wait { until }) => Move::Wait { until },
+                Some(Step::Renew) => Move::Renew(
+                    (0..self.roles.len()).filter(|it| self.roles[*it].is_ours()).collect(),
+                ),
                 Some(step) => Move::Role(turn, step),
                 None => self.share_out(now),
             };
@@ -212,6 +231,7 @@ impl Share {
     }
 
     pub(crate) fn taken(&mut self, partition: usize, token: Option<Uuid>, now: Instant) {
+        self.in_vain += usize::from(token.is_none());
         self.roles[partition].taken(token, now);
     }
 
@@ -222,11 +242,15 @@ impl Share {
     pub(crate) fn renewed(
         &mut self,
         partition: usize,
-        server: Option<i64>,
+        renewed: Renewed,
         (since, now): (Instant, Instant),
     ) {
         let was_kept = self.roles[partition].is_kept();
-        self.roles[partition].renewed(server, since, now);
+        match renewed {
+            Renewed::By(server) => self.roles[partition].renewed(Some(server), since, now),
+            Renewed::Lost => self.roles[partition].renewed(None, since, now),
+            Renewed::Locked => self.roles[partition].not_renewed(now),
+        }
         if was_kept != self.roles[partition].is_kept() {
             // Not before the others have connected anew: what they have seems free until then.
             self.look_at = self.look_at.map(|_| now.max(self.looks_from));
@@ -243,7 +267,8 @@ impl Share {
         self.look_at = Some(now);
     }
 
-    /// Takes in what a look found, and decides what to take or to give back, one at a time.
+    /// Takes in what a look found, and decides what to take or to give back: one at a time, unless
+    /// there is no other worker that may want it.
     pub(crate) fn looked(&mut self, seen: &Seen, now: Instant) {
         let share = self.share(seen);
         (self.others, self.able) = (seen.others, seen.able);
@@ -267,9 +292,14 @@ impl Share {
         let drains = self.leaving.values().any(|it| now < it.since + self.lease);
         if staying.len() > share && !drains {
             self.leaving.extend(staying.last().map(|it| (*it, leaving())));
-        } else if staying.len() < share && self.attends && !free.is_empty() {
-            // Workers that look at the same time try for different ones.
-            self.roles[free[seen.before % free.len()]].want(now);
+        } else if self.attends {
+            let lacks = share.saturating_sub(staying.len());
+            let at_once = if seen.others == 0 { lacks } else { lacks.min(1) };
+            // Workers that look at the same time try for different ones, and not for the same again.
+            let from = seen.before + self.in_vain;
+            for turn in 0..at_once.min(free.len()) {
+                self.roles[free[(from + turn) % free.len()]].want(now);
+            }
         }
     }
 
@@ -288,212 +318,4 @@ impl Share {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(30);
-
-    fn seen(others: usize, before: usize, free: &[usize]) -> Seen {
-        Seen { others, able: others, before, free: free.to_vec() }
-    }
-
-    /// Does what comes next until nothing is due but a look, as a database would where nobody has a
-    /// role.
-    fn settle(share: &mut Share, now: Instant) {
-        let mut before = None;
-        loop {
-            let next = share.next(now);
-            if before.replace(next.clone()) == Some(next.clone()) {
-                return;
-            }
-            match next {
-                Move::Role(_, Step::Connect) => share.connected(now),
-                Move::Role(of, Step::Look) => share.looked_for(of, Found::Free(None), now),
-                Move::Role(of, Step::Take(_)) => share.taken(of, Some(Uuid::from_u128(1)), now),
-                Move::Role(of, Step::Renew) => share.renewed(of, Some(1), (now, now)),
-                Move::Role(of, Step::RenewClaims) => share.claims_renewed(of, now),
-                Move::Look { .. } | Move::GiveBack(_) => {}
-                Move::Wait { .. } => return,
-                other @ Move::Role(..) => panic!("{other:?}"),
-            }
-        }
-    }
-
-    fn kept(share: &Share) -> Vec<usize> {
-        (0..share.roles.len()).filter(|it| share.roles[*it].is_kept()).collect()
-    }
-
-    fn alone_with_four(now: Instant) -> Share {
-        let mut share = Share::new(Some(4), LEASE, now);
-        share.prepared();
-        settle(&mut share, now);
-        for (free, had) in [(&[0, 1, 2, 3][..], 1), (&[1, 2, 3], 2), (&[2, 3], 3), (&[3], 4)] {
-            assert_eq!(share.next(now), Move::Look { joins: true });
-            share.looked(&seen(0, 0, free), now);
-            settle(&mut share, now);
-            assert_eq!(kept(&share).len(), had, "one at a time");
-        }
-        share
-    }
-
-    #[test]
-    fn who_is_alone_takes_all_one_by_one_and_gives_the_second_worker_half_of_them() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        for left in [3, 2] {
-            share.looked(&seen(1, 0, &[]), now);
-            assert_eq!(share.role(left), Role::Leaving, "its session ends");
-            assert!(matches!(share.next(now), Move::Wait { .. }), "it is not drained");
-            share.drained(left);
-            assert_eq!(share.next(now), Move::GiveBack(left));
-            share.given_back(left, now);
-            assert_eq!(share.next(now), Move::Look { joins: true });
-        }
-        share.looked(&seen(1, 0, &[]), now);
-        assert_eq!((kept(&share), share.leaving()), (vec![0, 1], vec![]));
-    }
-
-    #[test]
-    fn what_is_left_over_is_of_those_who_came_first() {
-        let share = Share::new(Some(7), LEASE, Instant::now());
-        let of = |before| share.share(&seen(2, before, &[]));
-        assert_eq!([of(0), of(1), of(2)], [3, 2, 2]);
-        assert_eq!(share.share(&seen(9, 8, &[])), 0, "more workers than partitions");
-    }
-
-    #[test]
-    fn who_has_no_broker_leaves_all_to_others_if_there_are_any() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        share.attend(false, now);
-        assert_eq!(share.next(now), Move::Look { joins: true }, "nobody else is there");
-        share.looked(&seen(0, 0, &[]), now);
-        assert_eq!((kept(&share).len(), share.leaving()), (4, vec![]));
-        share.looked(&seen(1, 0, &[]), now);
-        assert_eq!(share.leaving(), [3], "it may have been about to stop");
-        share.drained(3);
-        share.given_back(3, now);
-        assert_eq!(share.next(now), Move::Look { joins: false });
-        share.looked(&seen(1, 0, &[]), now);
-        assert_eq!(share.leaving(), [0, 1, 2]);
-    }
-
-    #[test]
-    fn who_cannot_handle_events_leaves_them_for_a_while_to_others_that_can() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        assert!(!share.rest(now), "nobody else is there");
-        share.looked(&Seen { able: 0, ..seen(1, 0, &[]) }, now);
-        assert!(!share.rest(now), "the other one cannot either");
-        share.looked(&seen(1, 0, &[]), now);
-        assert!(share.rest(now) && !share.rest(now), "once");
-        share.attend(true, now);
-        share.drained(3);
-        share.given_back(3, now);
-        assert_eq!(share.next(now), Move::Look { joins: false });
-        share.looked(&seen(1, 0, &[]), now);
-        assert_eq!(share.leaving(), [0, 1, 2]);
-        let later = now + 5 * LEASE;
-        share.attend(true, later);
-        assert!(share.joins(), "it may be mended");
-        assert!(share.rest(later), "it is not");
-        share.attend(true, later);
-        assert!(!share.joins());
-        share.looked(&seen(0, 0, &[]), later);
-        share.attend(true, later);
-        assert!(share.attends, "nobody else is there any more");
-    }
-
-    #[test]
-    fn a_partition_that_somebody_else_was_faster_with_is_not_waited_for() {
-        let now = Instant::now();
-        let mut share = Share::new(Some(2), LEASE, now);
-        settle(&mut share, now);
-        share.looked(&seen(0, 0, &[0, 1]), now);
-        assert_eq!(share.next(now), Move::Role(0, Step::Look));
-        share.looked_for(0, Found::Held, now);
-        settle(&mut share, now);
-        assert!(kept(&share).is_empty() && !share.roles[0].is_wanted());
-    }
-
-    /// Its handlers do not end.
-    #[test]
-    fn a_partition_that_is_not_drained_holds_up_no_other() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        share.looked(&seen(1, 0, &[]), now);
-        share.looked(&seen(3, 0, &[]), now);
-        assert_eq!(share.leaving(), [3], "one at a time");
-        let later = now + LEASE;
-        share.looked(&seen(3, 0, &[]), later);
-        assert_eq!(share.leaving(), [2, 3]);
-        settle(&mut share, later);
-        share.drained(2);
-        assert_eq!(share.next(later), Move::GiveBack(2));
-        share.given_back(2, later);
-        share.looked(&seen(0, 0, &[2]), later);
-        settle(&mut share, later);
-        assert_eq!((kept(&share).len(), share.leaving()), (4, vec![3]), "all others are gone");
-    }
-
-    /// It has lost its connections, as all have, and is the first one that is back.
-    #[test]
-    fn who_is_back_after_an_outage_waits_for_the_others() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        share.failed(now);
-        share.connected(now);
-        settle(&mut share, now);
-        let back = now + Duration::from_secs(2);
-        assert_eq!(share.next(back - Duration::from_millis(1)), Move::Role(0, Step::Renew));
-        settle(&mut share, back - Duration::from_millis(1));
-        assert_eq!(share.next(back - Duration::from_millis(1)), Move::Wait { until: back });
-        assert_eq!(share.next(back), Move::Look { joins: true });
-    }
-
-    #[test]
-    fn one_that_was_lost_while_it_was_to_be_given_back_is_no_longer() {
-        let now = Instant::now();
-        let mut share = alone_with_four(now);
-        share.looked(&seen(1, 0, &[]), now);
-        share.renewed(3, None, (now, now));
-        settle(&mut share, now);
-        assert_eq!((kept(&share), share.leaving()), (vec![0, 1, 2], vec![]));
-    }
-
-    /// Each statement takes so long that the renewals alone fill the time.
-    #[test]
-    fn who_has_many_partitions_and_a_slow_database_says_all_the_same_that_it_is_there() {
-        const STATEMENT: Duration = Duration::from_millis(20);
-        let (began, lease) = (Instant::now(), Duration::from_secs(30));
-        let mut now = began;
-        let mut share = Share::new(Some(64), lease, now);
-        share.prepared();
-        let mut looked = Vec::new();
-        while kept(&share).len() < 64 || looked.len() < 200 {
-            let last = looked.last().copied().unwrap_or(began);
-            assert!(now - last < lease / 2, "it looks no more: {} are kept", kept(&share).len());
-            let next = share.next(now);
-            now += STATEMENT;
-            match next {
-                Move::Role(_, Step::Connect) => share.connected(now),
-                Move::Role(of, Step::Look) => share.looked_for(of, Found::Free(None), now),
-                Move::Role(of, Step::Take(_)) => share.taken(of, Some(Uuid::new_v4()), now),
-                Move::Role(of, Step::Renew) => share.renewed(of, Some(1), (now - STATEMENT, now)),
-                Move::Role(of, Step::RenewClaims) => {
-                    // Of none there is nothing to ask.
-                    now -= if share.roles[of].is_kept() { Duration::ZERO } else { STATEMENT };
-                    share.claims_renewed(of, now);
-                }
-                Move::Look { .. } => {
-                    looked.push(now);
-                    let free: Vec<usize> =
-                        (0..64).filter(|it| !share.roles[*it].is_wanted()).collect();
-                    share.looked(&seen(0, 0, &free), now);
-                }
-                Move::Wait { until } => now = until,
-                other @ (Move::Role(..) | Move::GiveBack(_)) => panic!("{other:?}"),
-            }
-        }
-    }
-}
+mod tests;

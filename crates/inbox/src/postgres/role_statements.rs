@@ -5,15 +5,15 @@
 //! the role without noticing begins nothing. What it had begun is fenced by the claims' own tokens;
 //! its transactions are ended by whoever takes over.
 
+use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
-use jiff::Timestamp;
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::Status;
-use crate::engine::{Former, Found, Seen, Term};
+use crate::engine::{Former, Found, Renewed, Seen, Term};
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
 
@@ -101,56 +101,6 @@ impl RoleStatements {
         Ok(client.query_one(hold_role::END_CONNECTIONS, &[&owner]).await?.get(0))
     }
 
-    /// Renews the lease, and says how the worker is, and up to where everything is handled. Returns
-    /// when the server was started; nothing if the role is somebody else's.
-    pub(crate) async fn renew(
-        &self,
-        client: &Client,
-        status: &Status,
-        handled: Option<(Term, u64)>,
-    ) -> Result<Option<i64>> {
-        let sql = hold_role::renew_role(&self.scope.schema);
-        let (lease, token) = (self.scope.lease.as_secs_f64(), self.token());
-        let state = status.state.name();
-        let breaker = status.handler.breaker.name();
-        let reason = status.paused.as_ref().map(|it| it.replace('\0', "\u{fffd}"));
-        let next_probe_at: Option<Timestamp> = status.handler.next_probe_at;
-        let (server, seq) = self.place(handled);
-        let parameters: [&(dyn ToSql + Sync); 9] = [
-            &self.scope.consumer,
-            &token,
-            &lease,
-            &state,
-            &breaker,
-            &reason,
-            &next_probe_at,
-            &server,
-            &seq,
-        ];
-        let renewed = client.query_opt(&sql, &parameters).await?;
-        if renewed.is_none() {
-            self.set_token(Uuid::nil());
-        }
-        Ok(renewed.map(|row| row.get(0)))
-    }
-
-    /// Gives the role up, so that another worker takes it at once. If nothing is under way, that one
-    /// has nothing to end.
-    pub(crate) async fn release(
-        &self,
-        client: &Client,
-        handled: Option<(Term, u64)>,
-        is_drained: bool,
-    ) -> Result<()> {
-        let sql = hold_role::release_role(&self.scope.schema);
-        let (server, seq) = self.place(handled);
-        let parameters: [&(dyn ToSql + Sync); 5] =
-            [&self.scope.consumer, &self.token(), &server, &seq, &is_drained];
-        client.execute(&sql, &parameters).await?;
-        self.set_token(Uuid::nil());
-        Ok(())
-    }
-
     /// On which server everything is handled up to where, if it is known of the present term.
     fn place(&self, handled: Option<(Term, u64)>) -> (Option<i64>, Option<i64>) {
         let known = handled.filter(|(term, _)| term.token == self.token());
@@ -163,12 +113,88 @@ impl RoleStatements {
     }
 }
 
+/// What a worker says of a partition that it has.
+pub(crate) struct Said<'a> {
+    pub(crate) role: &'a RoleStatements,
+    pub(crate) status: Status,
+    /// Up to where everything is handled, if that is known.
+    pub(crate) handled: Option<(Term, u64)>,
+}
+
+/// Renews the leases on roles of a consumer, of which there is at least one. Says what became of each.
+pub(crate) async fn renew(client: &Client, said: &[Said<'_>]) -> Result<Vec<Renewed>> {
+    let Scope { schema, consumer, lease, .. } = &said[0].role.scope;
+    let columns = Columns::of(said);
+    let states: Vec<&str> = said.iter().map(|it| it.status.state.name()).collect();
+    let breakers: Vec<&str> = said.iter().map(|it| it.status.handler.breaker.name()).collect();
+    let readable = |it: &String| it.replace('\0', "\u{fffd}");
+    let reasons: Vec<_> = said.iter().map(|it| it.status.paused.as_ref().map(readable)).collect();
+    let probes: Vec<_> = said.iter().map(|it| it.status.handler.next_probe_at).collect();
+    let parameters: [&(dyn ToSql + Sync); 10] = [
+        consumer,
+        &columns.partitions,
+        &columns.tokens,
+        &lease.as_secs_f64(),
+        &columns.servers,
+        &columns.handled,
+        &states,
+        &breakers,
+        &reasons,
+        &probes,
+    ];
+    let rows = client.query(&hold_role::renew_roles(schema), &parameters).await?;
+    let found = rows.iter().map(|row| {
+        let renewed = if row.get(1) { Renewed::By(row.get(2)) } else { Renewed::Locked };
+        (row.get(0), renewed)
+    });
+    let found: BTreeMap<i32, Renewed> = found.collect();
+    let of = |it: &Said<'_>| found.get(&it.role.partition).copied().unwrap_or(Renewed::Lost);
+    let renewed: Vec<Renewed> = said.iter().map(of).collect();
+    let lost = said.iter().zip(&renewed).filter(|it| *it.1 == Renewed::Lost);
+    lost.for_each(|(it, _)| it.role.set_token(Uuid::nil()));
+    Ok(renewed)
+}
+
+/// Gives roles up, so that other workers take them at once. If nothing is under way, those have
+/// nothing to end.
+pub(crate) async fn release(client: &Client, said: &[Said<'_>], is_drained: bool) -> Result<()> {
+    let Some(Said { role, .. }) = said.first() else { return Ok(()) };
+    let Scope { schema, consumer, .. } = &role.scope;
+    let Columns { partitions, tokens, servers, handled } = Columns::of(said);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [consumer, &partitions, &tokens, &is_drained, &servers, &handled];
+    client.execute(&hold_role::release_roles(schema), &parameters).await?;
+    said.iter().for_each(|it| it.role.set_token(Uuid::nil()));
+    Ok(())
+}
+
+/// Which roles it is about, and on which server everything is handled up to where.
+struct Columns {
+    partitions: Vec<i32>,
+    tokens: Vec<Uuid>,
+    servers: Vec<Option<i64>>,
+    handled: Vec<Option<i64>>,
+}
+
+impl Columns {
+    fn of(said: &[Said<'_>]) -> Self {
+        let (servers, handled) = said.iter().map(|it| it.role.place(it.handled)).unzip();
+        Self {
+            partitions: said.iter().map(|it| it.role.partition).collect(),
+            tokens: said.iter().map(|it| it.role.token()).collect(),
+            servers,
+            handled,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use async_nats::HeaderMap;
     use bytes::Bytes;
+    use jiff::Timestamp;
     use lab::{Postgres, PostgresOptions};
 
     use super::*;
@@ -247,6 +273,55 @@ mod tests {
         joins.query_one(&sql, &parameters).await.expect("say it again");
         let seen = here.look_around(store.client(), true, 4).await.expect("no lock is waited for");
         assert_eq!((seen.others, seen.free), (0, vec![0, 1, 2, 3]));
+    }
+
+    /// Somebody may have had it in between, and left something under way.
+    #[tokio::test]
+    async fn a_role_is_taken_only_as_it_was_found() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let (one, other) = (worker("one"), worker("other"));
+        let (of_one, of_other) = (connect(&postgres, &one).await, connect(&postgres, &other).await);
+        let found = one.take(of_one.client(), None).await.expect("take the role").expect("free");
+        expire(&client).await;
+        let between = other.take(of_other.client(), Some(found)).await.expect("take the role");
+        assert!(between.is_some());
+        expire(&client).await;
+        for stale in [Some(found), None] {
+            assert_eq!(one.take(of_one.client(), stale).await.expect("try it"), None);
+        }
+        assert!(one.take(of_one.client(), between).await.expect("take the role").is_some());
+    }
+
+    #[tokio::test]
+    async fn a_role_whose_row_is_locked_keeps_no_other_from_being_renewed() {
+        let postgres = Postgres::start(PostgresOptions::default()).await.expect("start PostgreSQL");
+        let mut client = postgres.client("postgres").await.expect("connect");
+        crate::create_tables(&mut client, "public").await.expect("make the tables");
+        let roles: Vec<_> =
+            (0..4).map(|it| RoleStatements::new(worker("this").scope, it)).collect();
+        let store = connect(&postgres, &roles[0]).await;
+        for role in &roles {
+            role.take(store.client(), None).await.expect("take the role").expect("free");
+        }
+        let said = || {
+            let of = |role| Said { role, status: Status::default(), handled: None };
+            roles.iter().map(of).collect::<Vec<_>>()
+        };
+        let before = renew(store.client(), &said()).await.expect("renew them");
+        assert!(before.iter().all(|it| *it == before[0] && matches!(it, Renewed::By(_))));
+        let stranger = client.transaction().await.expect("begin");
+        let lock = "SELECT FROM inbox_roles WHERE partition = 1 FOR UPDATE";
+        stranger.execute(lock, &[]).await.expect("lock a row");
+        let lose = "UPDATE inbox_roles SET token = gen_random_uuid() WHERE partition = 2";
+        store.client().batch_execute(lose).await.expect("another has it");
+        let renewed = renew(store.client(), &said()).await.expect("renew the others");
+        assert_eq!(renewed, [before[0], Renewed::Locked, Renewed::Lost, before[0]]);
+        stranger.rollback().await.expect("unlock it");
+        release(store.client(), &said()[3..], true).await.expect("give the last one back");
+        let renewed = renew(store.client(), &said()).await.expect("renew the others");
+        assert_eq!(renewed, [before[0], before[0], Renewed::Lost, Renewed::Lost]);
     }
 
     /// What a session began with is out of date once the role was taken again, also by its own worker.

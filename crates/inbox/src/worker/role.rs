@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::engine::{Move, Role, Share, Step};
+use crate::engine::{Move, Renewed, Role, Share, Step};
 use crate::postgres::attended::answered_within;
-use crate::postgres::role_statements::RoleStatements;
+use crate::postgres::role_statements::{self, RoleStatements, Said};
 use crate::postgres::sqlstate::asks_again;
 use crate::postgres::store::Store;
 use crate::postgres::tables;
@@ -37,6 +37,13 @@ pub(crate) struct Part {
     pub(crate) role: watch::Sender<Role>,
     pub(crate) statements: RoleStatements,
     pub(crate) status: watch::Receiver<Status>,
+}
+
+impl Part {
+    fn said(&self) -> Said<'_> {
+        let (status, handled) = (self.status.borrow().clone(), *self.context.handled.borrow());
+        Said { role: &self.statements, status, handled }
+    }
 }
 
 /// Does what [`Share`] decides, and looks after the tables.
@@ -174,6 +181,19 @@ impl RoleHolder {
         let (client, within) = (store.client(), share.patience());
         match next {
             Move::Role(index, step) => self.step((index, step), store, share).await?,
+            Move::Renew(these) => {
+                let since = Instant::now();
+                let said: Vec<_> = these.iter().map(|it| self.parts[*it].said()).collect();
+                let renewing = role_statements::renew(client, &said);
+                let renewed = answered_within(within, "renew roles", renewing).await?;
+                if renewed.iter().any(|it| matches!(it, Renewed::By(_))) {
+                    // Whoever met trouble and stopped asking for connections learns of its end
+                    // from here.
+                    self.context().pool.note_answer();
+                }
+                let asked = (since, Instant::now());
+                these.iter().zip(renewed).for_each(|(of, it)| share.renewed(*of, it, asked));
+            }
             Move::Look { joins } => {
                 let looking = self.parts[0].statements.look_around(client, joins, self.parts.len());
                 let seen = answered_within(within, "look for partitions", looking).await?;
@@ -181,9 +201,9 @@ impl RoleHolder {
             }
             Move::GiveBack(index) => {
                 let part = &self.parts[index];
-                let handled = *part.context.handled.borrow();
                 let is_drained = !part.context.left_behind.load(Ordering::Relaxed);
-                let giving = part.statements.release(client, handled, is_drained);
+                let said = [part.said()];
+                let giving = role_statements::release(client, &said, is_drained);
                 answered_within(within, "give a partition back", giving).await?;
                 // Not before: if it fails, it is said again.
                 part.context.left_behind.store(false, Ordering::Relaxed);
@@ -201,35 +221,27 @@ impl RoleHolder {
         store: &Store,
         share: &mut Share,
     ) -> Result<(), Error> {
-        let Part { context, statements, status, .. } = &self.parts[index];
+        let Part { context, statements, .. } = &self.parts[index];
         let (client, within) = (store.client(), share.patience());
         match step {
-            Step::Connect | Step::Wait { .. } => {}
+            // The roles are renewed together.
+            Step::Connect | Step::Renew | Step::Wait { .. } => {}
             Step::Look => {
                 let found = answered_within(within, "look for the role", statements.look(client));
                 share.looked_for(index, found.await?, Instant::now());
             }
             Step::Take(former) => {
                 let taking = statements.take(client, former.map(|it| it.token));
-                let token = answered_within(within, "take the role", taking).await?;
+                let token = match answered_within(within, "take the role", taking).await {
+                    // Another one takes it now, or has its row locked.
+                    Err(Error::Sql { source, .. }) if asks_again(&source) => None,
+                    taken => taken?,
+                };
                 share.taken(index, token, Instant::now());
             }
             Step::Evict(owner) => {
                 self.evict(store, (&owner, statements), within).await?;
                 share.evicted(index, Instant::now());
-            }
-            Step::Renew => {
-                let since = Instant::now();
-                let status = status.borrow().clone();
-                let handled = *context.handled.borrow();
-                let renewing = statements.renew(client, &status, handled);
-                let server = answered_within(within, "renew the role", renewing).await?;
-                if server.is_some() {
-                    // Whoever met trouble and stopped asking for connections learns of its end
-                    // from here.
-                    context.pool.note_answer();
-                }
-                share.renewed(index, server, (since, Instant::now()));
             }
             Step::RenewClaims => {
                 renew_claims(context, store, within).await?;
@@ -271,11 +283,9 @@ impl RoleHolder {
         }
         let releasing = async {
             let store = self.context().pool.try_get().await?;
-            for Part { statements, context, .. } in ours {
-                let handled = *context.handled.borrow();
-                let releasing = statements.release(store.client(), handled, false).await;
-                releasing.map_err(Error::sql("give the role up"))?;
-            }
+            let said: Vec<_> = ours.into_iter().map(Part::said).collect();
+            let releasing = role_statements::release(store.client(), &said, false).await;
+            releasing.map_err(Error::sql("give the role up"))?;
             if is_divided {
                 let leaving = self.parts[0].statements.leave(store.client()).await;
                 leaving.map_err(Error::sql("say that the worker is gone"))?;

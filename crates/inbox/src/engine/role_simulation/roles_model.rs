@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use rand::RngExt;
+use rand::rngs::StdRng;
 use uuid::Uuid;
 
 use super::LEASE;
 use crate::engine::role_lease::{Former, Found, Step};
-use crate::engine::share::{Move, Seen};
+use crate::engine::share::{Move, Renewed, Seen};
 
 /// What the database has.
 #[derive(Default)]
@@ -20,7 +22,9 @@ pub(super) struct Database {
     pub(super) open: Vec<Work>,
     /// Claims on their way, and statements that their worker does not wait for any longer.
     pub(super) claims: Vec<(Instant, Work)>,
-    pub(super) late: Vec<(Instant, usize, Uuid, Move)>,
+    pub(super) late: Vec<(Instant, usize, Vec<Uuid>, Move)>,
+    /// Partitions whose rows somebody else has locked.
+    pub(super) locked: BTreeSet<usize>,
     /// When a role was taken from whoever had it under a token.
     pub(super) lost: BTreeMap<Uuid, Instant>,
     pub(super) tokens: u128,
@@ -47,7 +51,7 @@ pub(super) struct Row {
 pub(super) enum Answer {
     Found(Found),
     Taken(Option<Uuid>),
-    Renewed(Option<i64>),
+    Renewed(Vec<Renewed>),
     Seen(Seen),
     Done,
 }
@@ -56,19 +60,46 @@ impl Database {
     pub(super) fn execute(
         &mut self,
         owner: usize,
-        token: Uuid,
+        tokens: &[Uuid],
         next: &Move,
         now: Instant,
     ) -> Answer {
         match next {
-            Move::Role(partition, step) => self.step((owner, *partition), token, step, now),
+            Move::Role(partition, step) => self.step((owner, *partition), step, now),
+            Move::Renew(these) => {
+                let renewed = these.iter().map(|it| self.renew(*it, tokens[*it], now));
+                Answer::Renewed(renewed.collect())
+            }
             Move::Look { joins } => Answer::Seen(self.look_around(owner, *joins, now)),
             Move::GiveBack(partition) => {
-                self.release(*partition, token, true, now);
+                self.release(*partition, tokens[*partition], true, now);
                 Answer::Done
             }
             Move::Wait { .. } => Answer::Done,
         }
+    }
+
+    /// Somebody else may have locked rows that the statement is about.
+    pub(super) fn lock(&mut self, next: &Move, troubled: bool, random: &mut StdRng) {
+        let all = if let Move::Renew(these) = next { these.as_slice() } else { &[] };
+        self.locked =
+            all.iter().copied().filter(|_| troubled && random.random_bool(0.02)).collect();
+    }
+
+    pub(super) fn has(&self, partition: usize, token: Uuid) -> bool {
+        self.rows[partition].as_ref().is_some_and(|it| it.token == token)
+    }
+
+    fn renew(&mut self, partition: usize, token: Uuid, now: Instant) -> Renewed {
+        let Some(row) = self.rows[partition].as_mut().filter(|row| row.token == token) else {
+            return Renewed::Lost;
+        };
+        if self.locked.contains(&partition) {
+            return Renewed::Locked;
+        }
+        row.expires_at = now + LEASE;
+        row.unended.clear();
+        Renewed::By(1)
     }
 
     pub(super) fn release(
@@ -102,13 +133,7 @@ impl Database {
         self.open.iter().chain(claims).any(|it| (it.owner, it.partition) == (owner, partition))
     }
 
-    fn step(
-        &mut self,
-        (worker, partition): (usize, usize),
-        token: Uuid,
-        step: &Step,
-        now: Instant,
-    ) -> Answer {
+    fn step(&mut self, (worker, partition): (usize, usize), step: &Step, now: Instant) -> Answer {
         let held = &mut self.rows[partition];
         match step {
             Step::Look => Answer::Found(self.look(partition, now)),
@@ -138,15 +163,7 @@ impl Database {
                 self.end(owner.parse().expect("a worker's number"));
                 Answer::Done
             }
-            Step::Renew => match held.as_mut().filter(|row| row.token == token) {
-                Some(row) => {
-                    row.expires_at = now + LEASE;
-                    row.unended.clear();
-                    Answer::Renewed(Some(1))
-                }
-                None => Answer::Renewed(None),
-            },
-            Step::Connect | Step::RenewClaims | Step::Wait { .. } => Answer::Done,
+            Step::Connect | Step::Renew | Step::RenewClaims | Step::Wait { .. } => Answer::Done,
         }
     }
 

@@ -69,28 +69,47 @@ pub(crate) fn take_role(schema: &str) -> String {
     )
 }
 
-/// And says how the worker is, and up to where everything is handled, if that is known of this
-/// server. Its former workers have been ended.
-pub(crate) fn renew_role(schema: &str) -> String {
+/// And says how the worker is in each partition, and up to where everything is handled, if that is
+/// known of this server. Its former workers have been ended. Of those partitions that are still its
+/// own, whether that was done: not where somebody has the row locked.
+pub(crate) fn renew_roles(schema: &str) -> String {
     format!(
-        "UPDATE {schema}.inbox_roles SET expires_at = clock_timestamp() + make_interval(secs => $3),
-             state = $4, breaker = $5, reason = $6, next_probe_at = $7, unended = '{{}}',
-             {handled}
-         WHERE consumer = $1 AND token = $2 RETURNING {SERVER}",
-        handled = handled("$8", "$9")
+        "WITH said AS (
+             SELECT * FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
+                 $9::text[], $10::timestamptz[])
+                 AS s (partition, token, server, handled, state, breaker, reason, next_probe_at)
+         ), free AS MATERIALIZED (
+             SELECT partition FROM {schema}.inbox_roles AS r JOIN said AS s USING (partition, token)
+             WHERE consumer = $1 FOR NO KEY UPDATE OF r SKIP LOCKED
+         ), renewed AS (
+             UPDATE {schema}.inbox_roles AS r
+             SET expires_at = clock_timestamp() + make_interval(secs => $4), state = s.state,
+                 breaker = s.breaker, reason = s.reason, next_probe_at = s.next_probe_at,
+                 unended = '{{}}', {handled}
+             FROM free JOIN said AS s USING (partition)
+             WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token
+             RETURNING r.partition
+         )
+         SELECT partition, partition IN (SELECT partition FROM renewed), {SERVER}
+         FROM {schema}.inbox_roles JOIN said USING (partition, token) WHERE consumer = $1",
+        handled = handled()
     )
 }
 
-/// Where nothing of it is under way (`$5`) the next worker has nothing to end.
-pub(crate) fn release_role(schema: &str) -> String {
+/// Where nothing of it is under way (`$4`) the next worker has nothing to end.
+pub(crate) fn release_roles(schema: &str) -> String {
     format!(
-        "UPDATE {schema}.inbox_roles SET expires_at = '-infinity',
-             owner = CASE WHEN $5 THEN '' ELSE owner END, {handled}
-         WHERE consumer = $1 AND token = $2",
-        handled = handled("$3", "$4")
+        "UPDATE {schema}.inbox_roles AS r SET {handled},
+             expires_at = CASE WHEN $4 THEN clock_timestamp() ELSE '-infinity' END,
+             owner = CASE WHEN $4 THEN '' ELSE owner END
+         FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[])
+             AS s (partition, token, server, handled)
+         WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token",
+        handled = handled()
     )
 }
 
-fn handled(server: &str, seq: &str) -> String {
-    format!("handled_to = CASE WHEN {SERVER} = {server} THEN {seq} ELSE handled_to END")
+/// Of the row `r`, as `s` says it.
+fn handled() -> String {
+    format!("handled_to = CASE WHEN {SERVER} = s.server THEN s.handled ELSE r.handled_to END")
 }

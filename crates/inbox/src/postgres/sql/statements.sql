@@ -53,16 +53,33 @@ ON CONFLICT (consumer, partition) DO UPDATE SET token = EXCLUDED.token, owner = 
 WHERE r.token = $5 AND (r.expires_at <= clock_timestamp()
     OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)));
 
--- renew the role
-UPDATE public.inbox_roles SET expires_at = clock_timestamp() + make_interval(secs => $3),
-    state = $4, breaker = $5, reason = $6, next_probe_at = $7, unended = '{}',
-    handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $8 THEN $9 ELSE handled_to END
-WHERE consumer = $1 AND token = $2 RETURNING (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+-- renew roles
+WITH said AS (
+    SELECT * FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
+        $9::text[], $10::timestamptz[])
+        AS s (partition, token, server, handled, state, breaker, reason, next_probe_at)
+), free AS MATERIALIZED (
+    SELECT partition FROM public.inbox_roles AS r JOIN said AS s USING (partition, token)
+    WHERE consumer = $1 FOR NO KEY UPDATE OF r SKIP LOCKED
+), renewed AS (
+    UPDATE public.inbox_roles AS r
+    SET expires_at = clock_timestamp() + make_interval(secs => $4), state = s.state,
+        breaker = s.breaker, reason = s.reason, next_probe_at = s.next_probe_at,
+        unended = '{}', handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.handled ELSE r.handled_to END
+    FROM free JOIN said AS s USING (partition)
+    WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token
+    RETURNING r.partition
+)
+SELECT partition, partition IN (SELECT partition FROM renewed), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
+FROM public.inbox_roles JOIN said USING (partition, token) WHERE consumer = $1;
 
--- release the role
-UPDATE public.inbox_roles SET expires_at = '-infinity',
-    owner = CASE WHEN $5 THEN '' ELSE owner END, handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3 THEN $4 ELSE handled_to END
-WHERE consumer = $1 AND token = $2;
+-- release roles
+UPDATE public.inbox_roles AS r SET handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.handled ELSE r.handled_to END,
+    expires_at = CASE WHEN $4 THEN clock_timestamp() ELSE '-infinity' END,
+    owner = CASE WHEN $4 THEN '' ELSE owner END
+FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[])
+    AS s (partition, token, server, handled)
+WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token;
 
 -- find what is handled
 SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
