@@ -1,6 +1,7 @@
 //! The durable consumer: made as the configuration says, and kept so.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_nats::Client;
@@ -9,10 +10,11 @@ use async_nats::jetstream::consumer::{
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
 use async_nats::jetstream::stream::{
-    self, ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind, RetentionPolicy,
-    Stream,
+    self, ConsumerError, ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind,
+    RetentionPolicy, Stream,
 };
 use async_nats::jetstream::{self, ErrorCode};
+use futures_util::StreamExt;
 use jiff::Timestamp;
 use outbox::wire;
 use serde::Serialize;
@@ -66,7 +68,10 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
         Ok(info) => info,
         Err(error) if is_not_found(&error) => {
             check_subjects(stream, config)?;
-            let created = create(stream, wanted(config)).await?;
+            let created = match create(stream, wanted(config)).await {
+                Err(error) if shares_queue(&error) => Err(taken(stream, config, error).await),
+                created => created,
+            }?;
             info!(consumer, stream = name, "created the durable consumer");
             return Ok((created, true));
         }
@@ -176,6 +181,63 @@ async fn create(stream: &Stream, wanted: pull::Config) -> Result<Consumer, Error
         created = stream.create_consumer(allowed).await;
     }
     created.map_err(Error::jetstream("create the durable consumer"))
+}
+
+/// Whether a stream that is a work queue refuses a consumer, because another one is for its events.
+fn shares_queue(error: &Error) -> bool {
+    let Error::JetStream { source, .. } = error else { return false };
+    let refusal = source.downcast_ref::<ConsumerError>().map(ConsumerError::kind);
+    let Some(ConsumerErrorKind::JetStream(refusal)) = refusal else { return false };
+    let codes =
+        [ErrorCode::CONSUMER_WQ_CONSUMER_NOT_UNIQUE, ErrorCode::CONSUMER_WQ_MULTIPLE_UNFILTERED];
+    codes.contains(&refusal.error_code())
+}
+
+/// Names the consumer that has the events.
+async fn taken(stream: &Stream, config: &Config, error: Error) -> Error {
+    let wanted = &config.filter_subjects;
+    let mut all = stream.consumers();
+    while let Some(Ok(info)) = all.next().await {
+        let filters = filters_of(&info.config);
+        let shares = |it: &String| wanted.iter().any(|wanted| wire::subjects_overlap(it, wanted));
+        if filters.is_empty() || wanted.is_empty() || filters.iter().any(shares) {
+            let (name, other) = (&config.stream, &info.name);
+            return Error::Refused {
+                problem: format!(
+                    "stream \"{name}\" is a work queue, which gives each event to one consumer, and \
+                     \"{other}\" has events that \"{}\" is for; `nats consumer rm {name} {other} \
+                     --force` deletes it",
+                    config.durable()
+                ),
+                hint: "delete the other consumer if nobody needs it, such as after a change of \
+                       inbox.NAME.partitions, or choose other subjects: nothing is handled twice, the \
+                       inbox knows what it has handled",
+            };
+        }
+    }
+    error
+}
+
+/// Durable consumers that the inbox made when the consumer was divided otherwise.
+///
+/// # Errors
+///
+/// If the broker refuses or does not answer.
+pub async fn left_over<I>(stream: &Stream<I>, config: &Config) -> Result<Vec<String>, Error> {
+    let name = &config.consumer;
+    let numbers = config.partitions.map_or(0, NonZeroU32::get)..;
+    let others = numbers.map(|it| format!("{name}-{it}"));
+    let undivided = config.partitions.map(|_| name.clone());
+    let (mut found, mut more) = (Vec::new(), others);
+    for durable in undivided.into_iter().chain(more.by_ref()) {
+        match stream.consumer_info(&durable).await {
+            Ok(_) => found.push(durable),
+            Err(error) if !is_not_found(&error) => return Err(Error::jetstream(LOOKING)(error)),
+            Err(_) if durable == *name => {}
+            Err(_) => break,
+        }
+    }
+    Ok(found)
 }
 
 /// What the broker knows about the durable consumer, if there is one.
@@ -375,7 +437,52 @@ fn is_not_found(error: &ConsumerInfoError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use lab::{Nats, NatsOptions};
+
     use super::*;
+
+    /// The command in the refusal is what mends it.
+    #[tokio::test]
+    async fn a_work_queue_whose_events_another_consumer_has_is_refused_with_what_mends_it() {
+        let server = Nats::start(NatsOptions::default()).await.expect("start NATS");
+        let nats = server.client().await.expect("connect");
+        let (subjects, retention) = (vec!["out.>".to_owned()], RetentionPolicy::WorkQueue);
+        let mut queue =
+            stream::Config { name: "S".into(), subjects, retention, ..stream::Config::default() };
+        queue.metadata.insert(wire::PARTITIONS.into(), "2".into());
+        let stream = servers::jetstream_of(&nats).create_stream(queue).await.expect("a stream");
+        let whole = Config { stream: "S".into(), ..Config::new("a".into()) };
+        let divided = Config {
+            partitions: NonZeroU32::new(2),
+            filter_subjects: vec!["out.{partition}.>".into()],
+            ..whole.clone()
+        };
+        open(&stream, &whole).await.expect("the first consumer");
+        assert_eq!(left_over(&stream, &whole).await.expect("look"), Vec::<String>::new());
+        let delete = async |refused: Result<_, Error>| {
+            let Err(Error::Refused { problem, .. }) = refused else { panic!("it is made") };
+            let command = problem.split('`').nth(1).expect("a command");
+            let words: Vec<&str> = command.split(' ').collect();
+            let ["nats", "consumer", "rm", "S", other, "--force"] = words[..] else {
+                panic!("{command}")
+            };
+            stream.delete_consumer(other).await.expect("delete it");
+        };
+        for part in divided.parts() {
+            if part.partition == 0 {
+                delete(open(&stream, &part).await).await;
+            }
+            open(&stream, &part).await.expect("the consumer of a partition");
+        }
+        assert_eq!(left_over(&stream, &whole).await.expect("look"), ["a-0", "a-1"]);
+        let one = Config { partitions: NonZeroU32::new(1), ..divided.clone() };
+        assert_eq!(left_over(&stream, &one).await.expect("look"), ["a-1"]);
+        for _ in 0..2 {
+            delete(open(&stream, &whole).await).await;
+        }
+        open(&stream, &whole).await.expect("the first consumer");
+        assert_eq!(left_over(&stream, &divided).await.expect("look"), ["a"]);
+    }
 
     #[test]
     fn what_is_to_be_set_for_another_number_of_partitions_can_be_set() {
