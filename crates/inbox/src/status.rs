@@ -37,6 +37,9 @@ pub struct Status {
     pub went_back_at: Option<Timestamp>,
     /// Events that wait for another attempt, the oldest, as of the last second.
     pub held_up: Vec<HeldUp>,
+    /// How each partition is, and what has been done in it, where the consumer is divided.
+    #[serde(skip)]
+    pub parts: Vec<(State, Summary)>,
 }
 
 /// An event that waits for another attempt, or is at it, and what waits for it.

@@ -5,6 +5,9 @@ mod rewind_list;
 mod rewind_words;
 mod rewinder;
 
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::Info;
 use inbox::access::rewind_records::FOLLOWS;
 use inbox::access::{MAKE_DURABLE, as_json, upkept};
 use inbox::{Connection, Error, Upkept};
@@ -112,6 +115,49 @@ pub struct Holder {
     pub went_back: Option<String>,
 }
 
+/// The role of a consumer, or that of one of its partitions, as any worker had it last.
+#[derive(Debug, Clone, Deserialize)]
+pub struct HeldPart {
+    /// The consumer.
+    pub consumer: String,
+    /// The partition; 0 where it is not divided.
+    pub partition: u32,
+    /// Whether a worker has it.
+    pub is_held: bool,
+    /// For how long none has had it; unknown if its worker gave it up at its end.
+    pub free_seconds: Option<f64>,
+    /// Why its worker waits, if it does.
+    pub reason: Option<String>,
+}
+
+impl HeldPart {
+    /// Whether a worker has it, or will in a moment: after twice the lease others have taken over.
+    #[must_use]
+    pub fn is_attended(&self, lease: Duration) -> bool {
+        self.is_held || self.free_seconds.is_some_and(|it| it < 2.0 * lease.as_secs_f64())
+    }
+}
+
+/// When a durable consumer last delivered an event, or took an acknowledgement.
+#[must_use]
+pub fn active_at(info: &Info) -> Timestamp {
+    // Before it has ever delivered anything: when it was made.
+    let made = Some(info.created);
+    let active = made.max(info.delivered.last_active).max(info.ack_floor.last_active);
+    let active = active.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
+    active.unwrap_or_else(Timestamp::now)
+}
+
+/// How many events wait of which none was delivered or acknowledged, and for how long, if that is
+/// longer than workers need to take over from each other.
+#[must_use]
+pub fn stalled(info: &Info, lease: Duration) -> Option<(u64, Duration)> {
+    let idle = Timestamp::now().duration_since(active_at(info));
+    let idle = Duration::try_from(idle).unwrap_or_default();
+    let waits = info.num_pending + info.num_ack_pending as u64;
+    (waits > 0 && idle >= 2 * lease).then_some((waits, idle))
+}
+
 impl Consumers {
     /// Looks at the inbox in the schema of `outbox`, whether that exists or not.
     pub fn new(connection: Connection, outbox: &Table) -> Self {
@@ -192,6 +238,21 @@ impl Consumers {
                   ORDER BY id DESC LIMIT 1) AS went_back
              FROM {schema}.inbox_roles AS it
              ORDER BY consumer, expires_at > clock_timestamp() DESC, reason IS NULL, partition",
+            schema = self.schema
+        ));
+        select(&self.connection, "look at the roles", &sql, &[]).await
+    }
+
+    /// The role of each consumer, and of each partition of those that workers share.
+    ///
+    /// # Errors
+    ///
+    /// As [`backlogs`](Self::backlogs).
+    pub async fn held_parts(&self) -> Result<Vec<HeldPart>, Error> {
+        let sql = as_json(&format!(
+            "SELECT consumer, partition, expires_at > clock_timestamp() AS is_held, reason,
+                 extract(epoch FROM clock_timestamp() - nullif(expires_at, '-infinity')) AS free_seconds
+             FROM {schema}.inbox_roles ORDER BY consumer, partition",
             schema = self.schema
         ));
         select(&self.connection, "look at the roles", &sql, &[]).await

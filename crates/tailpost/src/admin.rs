@@ -62,7 +62,7 @@ use self::openapi::{Api, Operation};
 pub(crate) use self::problem::ApiError;
 pub(crate) use events::{Told, WAIT_MAX, Waited, WaitingOf};
 pub(crate) use inbox_endpoint::{AppState, Inbox, Rewinders};
-pub(crate) use metrics::inbox_sample::{Durable, Sample, Samples};
+pub(crate) use metrics::inbox_sample::{Durable, Part, Sample, Samples};
 pub(crate) use metrics::relay_collector::Watched;
 use metrics::{Format, Metrics};
 pub(crate) use relay_endpoint::Relay;

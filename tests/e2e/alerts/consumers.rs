@@ -31,6 +31,7 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_inbox_held",
     "tailpost_inbox_left",
     "tailpost_inbox_lanes",
+    "tailpost_inbox_stalled_seconds",
     "tailpost_inbox_backlog",
     "tailpost_inbox_oldest_backlog_age_seconds",
     "tailpost_inbox_failed_attempts",

@@ -33,6 +33,7 @@ pub(crate) mod service;
 mod shared;
 mod shared_at_random;
 mod shared_handlers;
+mod shared_stuck;
 mod silent;
 mod whole_way;
 

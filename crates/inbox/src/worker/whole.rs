@@ -43,18 +43,34 @@ pub(super) async fn tell(
     whole: watch::Sender<Status>,
 ) -> Infallible {
     loop {
-        let all = parts.iter_mut().map(|it| it.borrow_and_update().clone());
+        let mut all: Vec<Status> =
+            parts.iter_mut().map(|it| it.borrow_and_update().clone()).collect();
+        let states = all.iter().map(|it| (it.state, it.counts)).collect();
+        name_paused(&mut all);
         let status = Status {
+            parts: states,
             claims: tally.claims(),
             leases: tally.leases(),
             dead_letters: tally.dead_letters(),
             markers: tally.markers(),
             went_back_at: tally.went_back_at(),
-            ..all.reduce(together).unwrap_or_default()
+            ..all.into_iter().reduce(together).unwrap_or_default()
         };
         whole.send_if_modified(|it| std::mem::replace(it, status.clone()) != status);
         select_all(parts.iter_mut().map(|it| Box::pin(it.changed()))).await.0.ok();
         sleep(PAUSE).await;
+    }
+}
+
+/// Says of which partition it is that not all say.
+fn name_paused(all: &mut [Status]) {
+    let works = |it: &Status| it.state != State::Standby && it.paused.is_none();
+    if all.iter().any(works) {
+        for (partition, status) in all.iter_mut().enumerate() {
+            if let Some(paused) = &mut status.paused {
+                paused.push_str(&format!(" (partition {partition})"));
+            }
+        }
     }
 }
 
@@ -124,6 +140,18 @@ mod tests {
         }
         let whole = together(Status::default(), held);
         assert_eq!(whole.paused_by.as_deref(), Some("ada"));
+    }
+
+    #[test]
+    fn a_partition_that_waits_while_others_do_not_is_named() {
+        let away = Status { paused: Some("away".into()), ..Status::default() };
+        let standby = Status { state: State::Standby, ..Status::default() };
+        let mut all = [away.clone(), away.clone(), standby];
+        name_paused(&mut all);
+        assert_eq!(all[1].paused.as_deref(), Some("away"));
+        let mut some = [Status::default(), away];
+        name_paused(&mut some);
+        assert_eq!(some[1].paused.as_deref(), Some("away (partition 1)"));
     }
 
     #[tokio::test]

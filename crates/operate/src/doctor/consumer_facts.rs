@@ -5,6 +5,7 @@ use inbox::access::Config;
 
 use super::facts::{Known, Permissions, StreamFacts};
 use crate::checks::Skip;
+use crate::consumers::HeldPart;
 
 /// The tables.
 #[derive(Debug, Clone)]
@@ -13,8 +14,8 @@ pub(super) struct TableFacts {
     /// What the role lacks: table, and the privileges.
     pub(super) lacks: Vec<(String, Vec<String>)>,
     pub(super) role: String,
-    /// Workers whose lease is valid: their consumers, and what each waits for, if it waits.
-    pub(super) at_work: Known<Vec<(String, Option<String>)>>,
+    /// Who has which role.
+    pub(super) roles: Known<Vec<HeldPart>>,
 }
 
 /// One consumer, and what it shares with the others.
@@ -23,6 +24,8 @@ pub(super) struct ConsumerSeen {
     pub(super) tables: Known<TableFacts>,
     pub(super) stream: Known<Option<StreamFacts>>,
     pub(super) consumer: Known<Option<consumer::Info>>,
+    /// Durable consumers of before it was divided otherwise.
+    pub(super) left_over: Known<Vec<String>>,
     /// What the user may do, if the server tells.
     pub(super) permissions: Known<Option<Permissions>>,
 }

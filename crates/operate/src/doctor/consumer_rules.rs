@@ -1,6 +1,6 @@
 //! What the inbox has to be like.
 
-use inbox::access::{durable_consumer, silence};
+use inbox::access::{Config, durable_consumer, silence};
 use inbox::retention_problem;
 use outbox::quote;
 use outbox::wire::subjects_overlap;
@@ -8,6 +8,7 @@ use outbox::wire::subjects_overlap;
 use super::consumer_facts::ConsumerSeen as Seen;
 use super::read_broker::api;
 use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
+use crate::consumers;
 
 /// Those about the tables, which all consumers share.
 pub(super) const TABLES: &[Rule<Seen>] = &[
@@ -82,8 +83,19 @@ fn stream(seen: &Seen) -> Judged {
 fn consumer(seen: &Seen) -> Judged {
     seen.stream()?;
     let name = seen.config.durable();
+    let left_over = seen.left_over.as_ref().map_err(Clone::clone)?;
     match seen.consumer.as_ref().map_err(Clone::clone)? {
-        Some(_) => ok(format!("consumer {name}")),
+        Some(_) if left_over.is_empty() => ok(format!("consumer {name}")),
+        Some(_) => {
+            let stream = &seen.config.stream;
+            let remove = |it| {
+                Remedy::shell(format!("nats consumer rm {stream} {it} --force"))
+                    .with_caution("only if it is nobody else's")
+            };
+            let others = left_over.join(", ");
+            let evidence = format!("left over from other inbox.NAME.partitions: {others}");
+            warning(evidence, left_over.iter().map(remove).collect::<Vec<_>>())
+        }
         None => error(format!("there is no consumer {name}"), setup()),
     }
 }
@@ -174,8 +186,11 @@ fn delivery(seen: &Seen) -> Judged {
             _ => error(format!("{waits}: {pause}"), resume()),
         };
     }
-    let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
-    let reason = at_work.iter().find(|it| it.0 == seen.config.consumer).and_then(|it| it.1.clone());
+    let roles = seen.tables()?.roles.as_ref().map_err(Clone::clone)?;
+    let mut held = roles.iter().filter(|it| it.consumer == seen.config.consumer && it.is_held);
+    let of_part = held.clone().find(|it| it.partition == seen.config.partition);
+    let reason = of_part.or(held.next()).and_then(|it| it.reason.clone());
+    let stalled = consumers::stalled(info, seen.config.lease);
     // What a worker says of itself may be a second old.
     let is_silent = |it: &String| info.num_pending > 0 && it.starts_with(silence::SILENT);
     match reason.filter(is_silent) {
@@ -186,20 +201,36 @@ fn delivery(seen: &Seen) -> Judged {
                  (`nats consumer info`)",
             )],
         ),
-        None => ok(waits),
+        None => match stalled.filter(|_| {
+            of_part.is_some_and(|it| it.reason.is_none()) && seen.config.rate.is_none()
+        }) {
+            Some((waits, idle)) => warning(
+                format!(
+                    "{waits} events wait for {}, and none was delivered or acknowledged for {} s",
+                    seen.config.durable(),
+                    idle.as_secs()
+                ),
+                [Remedy::advice("look at its worker: does its handler return?")],
+            ),
+            None => ok(waits),
+        },
     }
 }
 
 fn running(seen: &Seen) -> Judged {
-    let at_work = seen.tables()?.at_work.as_ref().map_err(Clone::clone)?;
-    let name = &seen.config.consumer;
-    if at_work.iter().any(|it| it.0 == *name) {
+    let roles = seen.tables()?.roles.as_ref().map_err(Clone::clone)?;
+    let Config { consumer, partition, lease, .. } = &seen.config;
+    let of_consumer = || roles.iter().filter(|it| it.consumer == *consumer);
+    if !of_consumer().any(|it| it.is_held) {
+        let run = Remedy::shell(format!("tailpost inbox run --consumer {consumer}"));
+        return warning("no worker has the role", [run]);
+    }
+    if of_consumer().any(|it| it.partition == *partition && it.is_attended(*lease)) {
         return ok("a worker has the role");
     }
-    warning(
-        "no worker has the role",
-        [Remedy::shell(format!("tailpost inbox run --consumer {name}"))],
-    )
+    let remedy = "look who has its row in inbox_roles locked (`pg_locks`), or what the workers log";
+    let evidence = format!("no worker has the partition of {}", seen.config.durable());
+    warning(evidence, [Remedy::advice(remedy)])
 }
 
 fn retention(seen: &Seen) -> Judged {

@@ -91,9 +91,9 @@ pub async fn doctor_of_consumers(
 
 async fn tables(connection: Connection, table: &Table) -> Known<TableFacts> {
     let mut facts = bounded(read_tables(connection.client(), table.schema())).await?;
-    facts.at_work = match facts.missing.iter().any(|it| it == "inbox_roles") {
+    facts.roles = match facts.missing.iter().any(|it| it == "inbox_roles") {
         true => Err(Skip::because("there is no table inbox_roles")),
-        false => at_work(connection, table).await,
+        false => bounded(Consumers::new(connection, table).held_parts()).await,
     };
     Ok(facts)
 }
@@ -119,7 +119,7 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
         missing: Vec::new(),
         lacks: Vec::new(),
         role: String::new(),
-        at_work: Ok(Vec::new()),
+        roles: Ok(Vec::new()),
     };
     for row in &rows {
         let (quoted, is_missing): (String, bool) = (row.get(1), row.get(2));
@@ -136,11 +136,6 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
     Ok(facts)
 }
 
-async fn at_work(connection: Connection, table: &Table) -> Known<Vec<(String, Option<String>)>> {
-    let holders = bounded(Consumers::new(connection, table).holders()).await?;
-    Ok(holders.into_iter().filter(|it| it.is_valid).map(|it| (it.consumer, it.reason)).collect())
-}
-
 async fn look(
     config: Config,
     nats: &Result<NatsClient, String>,
@@ -151,12 +146,23 @@ async fn look(
         Ok(nats) => read_broker::stream(nats, &config.stream, None).await.0,
         Err(why) => Err(why.clone()),
     };
-    let consumer = match (nats, &stream) {
+    let consumer = match (&nats, &stream) {
         (Ok(nats), Ok(Some(_))) => bounded(read_consumer(nats, &config)).await,
         (_, Ok(_)) => Ok(None),
         (_, Err(why)) => Err(why.clone()),
     };
-    ConsumerSeen { config, tables, stream, consumer, permissions }
+    let left_over = match (&consumer, &nats) {
+        // Once for all of its partitions.
+        (Ok(Some(_)), Ok(nats)) if config.partition == 0 => bounded(left_over(nats, &config)).await,
+        _ => Ok(Vec::new()),
+    };
+    ConsumerSeen { config, tables, stream, consumer, left_over, permissions }
+}
+
+async fn left_over(nats: &NatsClient, config: &Config) -> Result<Vec<String>, Error> {
+    let stream = servers::jetstream_of(nats).get_stream_no_info(&config.stream).await;
+    let stream = stream.map_err(Error::jetstream("look up the stream"))?;
+    durable_consumer::left_over(&stream, config).await
 }
 
 async fn read_consumer(

@@ -19,7 +19,7 @@ use super::doctor_routes::{Doctor, Look};
 use super::events::{self, WaitingOf};
 use super::metrics::Metrics;
 use super::metrics::inbox_collector::{StatusCollector, Watched, snapshot};
-use super::metrics::inbox_sample::{Sample, Samples};
+use super::metrics::inbox_sample::{Part, Sample, Samples};
 use super::openapi::Api;
 use super::retention_routes::{self, Retained};
 use super::{Admin, Engine, PROGRESS_TIMEOUT, Retention};
@@ -151,7 +151,8 @@ impl Consumer {
     fn of(status: &Status, sample: Option<&Sample>, details: bool) -> Self {
         // Who pauses a consumer does not want its process replaced.
         let is_held = status.state == State::Paused && status.paused_by.is_some();
-        let stalled = sample.filter(|_| status.state == State::Active).and_then(stalled);
+        let works = matches!(status.state, State::Active | State::Standby);
+        let stalled = sample.filter(|_| works).and_then(stalled);
         let is_up = matches!(status.state, State::Active | State::Standby) && stalled.is_none();
         let breaker = status.handler.breaker;
         let paused = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
@@ -163,11 +164,20 @@ impl Consumer {
 /// How long after a handler's time is over its event has an end.
 const ANSWERED: Duration = Duration::from_secs(10);
 
-/// Whether events are pending, and nothing becomes of them.
+/// Whether events are pending of which nothing becomes, or a partition has no worker.
 fn stalled(sample: &Sample) -> Option<String> {
-    let (seconds, pending) = (sample.unmoved.as_secs(), sample.durable?.pending);
-    let told = format!("{pending} events are pending, and for {seconds} s none was delivered");
-    (sample.unmoved >= PROGRESS_TIMEOUT.max(sample.timeout + ANSWERED)).then_some(told)
+    let limit = PROGRESS_TIMEOUT.max(sample.timeout + ANSWERED);
+    let told = |Part { name, pending, unmoved, free, .. }: &Part| {
+        if *free >= 2 * sample.lease {
+            return Some(format!("for {} s no worker has had {name}", free.as_secs()));
+        }
+        let seconds = unmoved.as_secs();
+        let told = format!(
+            "{pending} events are pending for {name}, and for {seconds} s none was delivered"
+        );
+        (*unmoved >= limit).then_some(told)
+    };
+    sample.parts.iter().find_map(told)
 }
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.
@@ -214,9 +224,16 @@ mod tests {
         let watch = |status| watch::channel(status).1;
         let backlog = Backlog { processing: 3, failed: 2, dead: 4, ..Backlog::default() };
         let active_at = jiff::Timestamp::now();
-        let durable =
-            Some(Durable { pending: 9, delivered: 1, ack_pending: 8, redelivered: 7, active_at });
-        let sample = Sample { backlog, durable, ..Sample::default() };
+        let durable = Some(Durable {
+            pending: 9,
+            delivered: (1, 0),
+            ack_pending: 8,
+            redelivered: 7,
+            active_at,
+        });
+        let part = Part { name: "mail".into(), pending: 9, ..Part::default() };
+        let lease = Duration::from_secs(30);
+        let sample = Sample { backlog, durable, lease, parts: vec![part], ..Sample::default() };
         let consumers = BTreeMap::from([("mail".to_owned(), sample)]);
         let samples = Samples { taken: None, consumers, upkept: None };
         let consumers = [("billing".to_owned(), watch(active)), ("mail".to_owned(), watch(status))];
@@ -261,16 +278,17 @@ mod tests {
         let inbox = inbox(Status { state: State::Active, ..Status::default() });
         let sampled = inbox.samples.borrow().consumers["mail"].clone();
         let told = |state, seconds| {
-            let sample = Sample { unmoved: Duration::from_secs(seconds), ..sampled.clone() };
+            let mut sample = sampled.clone();
+            sample.parts[0].unmoved = Duration::from_secs(seconds);
             Consumer::of(&Status { state, ..Status::default() }, Some(&sample), false)
         };
-        assert!(told(State::Active, 29).ready && told(State::Standby, 31).ready);
+        assert!(told(State::Active, 29).ready);
         let stalled = told(State::Active, 31);
-        let reason = "9 events are pending, and for 31 s none was delivered";
+        let reason = "9 events are pending for mail, and for 31 s none was delivered";
         assert!(!stalled.ready && stalled.reason.as_deref() == Some(reason));
         let slow = |seconds| {
-            let (unmoved, timeout) = (Duration::from_secs(seconds), Duration::from_secs(60));
-            let sample = Sample { unmoved, timeout, ..sampled.clone() };
+            let mut sample = Sample { timeout: Duration::from_secs(60), ..sampled.clone() };
+            sample.parts[0].unmoved = Duration::from_secs(seconds);
             Consumer::of(
                 &Status { state: State::Active, ..Status::default() },
                 Some(&sample),
@@ -278,6 +296,25 @@ mod tests {
             )
         };
         assert!(slow(69).ready && !slow(70).ready, "every lane may have an event that takes long");
+    }
+
+    #[test]
+    fn a_partition_that_nobody_has_for_twice_the_lease_is_named() {
+        let inbox = inbox(Status { state: State::Active, ..Status::default() });
+        let mut sample = inbox.samples.borrow().consumers["mail"].clone();
+        let free = |name: &str, seconds| {
+            let free = Duration::from_secs(seconds);
+            Part { name: name.into(), free, ..Part::default() }
+        };
+        for state in [State::Active, State::Standby] {
+            let status = Status { state, ..Status::default() };
+            sample.parts = vec![free("mail-0", 0), free("mail-1", 59)];
+            assert!(Consumer::of(&status, Some(&sample), false).ready);
+            sample.parts = vec![free("mail-0", 0), free("mail-1", 60)];
+            let told = Consumer::of(&status, Some(&sample), false);
+            let reason = "for 60 s no worker has had mail-1";
+            assert!(!told.ready && told.reason.as_deref() == Some(reason));
+        }
     }
 
     #[test]

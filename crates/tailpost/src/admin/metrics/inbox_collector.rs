@@ -9,8 +9,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use tokio::sync::watch;
 
-use super::inbox_metrics::{CONSUMER, RETENTION, SAMPLED};
-use super::inbox_sample::Samples;
+use super::inbox_metrics::{CONSUMER, PARTS, RETENTION, SAMPLED};
+use super::inbox_sample::{Part, Samples};
 use super::process_metrics::PROCESS;
 use super::{Labels, Sink};
 
@@ -39,6 +39,12 @@ impl Collector for StatusCollector {
         let mut sink = Sink { encoder: &mut encoder };
         sink.table(CONSUMER, &labelled(snapshot(&self.consumers)))?;
         let Samples { taken, consumers, upkept } = self.samples.borrow().clone();
+        let parts = consumers.iter().flat_map(|(consumer, it)| {
+            let labels =
+                |it: &Part| vec![("consumer", consumer.clone()), ("durable", it.name.clone())];
+            it.parts.iter().map(move |it| (labels(it), it.clone()))
+        });
+        sink.table(PARTS, &parts.collect::<Vec<_>>())?;
         sink.table(SAMPLED, &labelled(consumers))?;
         let upkept: Vec<_> = upkept.into_iter().map(|it| (Labels::new(), it)).collect();
         sink.table(RETENTION, &upkept)?;

@@ -4,7 +4,7 @@ use inbox::{BreakerState, State, Status, Summary, Upkept};
 use jiff::Timestamp;
 
 use super::declare::{Declared, Kind, Metric, Values, by, of, one_if, table};
-use super::inbox_sample::Sample;
+use super::inbox_sample::{Part, Sample};
 
 /// Of each consumer.
 pub(super) static CONSUMER: &[Metric<Status>] = table![
@@ -80,6 +80,13 @@ pub(super) static SAMPLED: &[Metric<Sample>] = table![
             let idle = it.durable.map(|it| Timestamp::now().duration_since(it.active_at));
             idle.map(|it| it.as_secs_f64().max(0.0))
         },
+];
+
+/// Of each durable consumer.
+pub(super) static PARTS: &[Metric<Part>] = table![
+    Gauge("inbox_stalled_seconds",
+        "Time without a delivery or an acknowledgement while there are events, or without a worker. By `durable`."):
+        |it| Some(it.stalled.max(it.free).as_secs_f64()),
 ];
 
 pub(super) static RETENTION: &[Metric<Upkept>] = table![

@@ -13,10 +13,27 @@ pub(crate) struct Sample {
     pub(crate) backlog: Backlog,
     /// What the broker knows, if it could be asked.
     pub(crate) durable: Option<Durable>,
-    /// For how long events have been pending, and none was delivered or handled.
-    pub(crate) unmoved: Duration,
+    /// Its durable consumers.
+    pub(crate) parts: Vec<Part>,
+    /// How soon a worker takes over from another one.
+    pub(crate) lease: Duration,
     /// For how long a handler may keep an event, while the worker may take no other.
     pub(crate) timeout: Duration,
+}
+
+/// A durable consumer: the only one, or that of a partition.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Part {
+    pub(crate) name: String,
+    /// Events that the broker has not delivered yet.
+    pub(crate) pending: u64,
+    /// For how long events have been pending, and this process has had none of them delivered or
+    /// handled, if they are for it to handle.
+    pub(crate) unmoved: Duration,
+    /// For how long it has had events, and none was delivered or acknowledged, whoever has it.
+    pub(crate) stalled: Duration,
+    /// For how long no worker has had the partition.
+    pub(crate) free: Duration,
 }
 
 /// What the broker knows about a consumer.
@@ -24,8 +41,8 @@ pub(crate) struct Sample {
 pub(crate) struct Durable {
     /// Events that it has not delivered yet.
     pub(crate) pending: u64,
-    /// The sequence of the latest that it has delivered; of several the sum.
-    pub(crate) delivered: u64,
+    /// The sequences of the latest that it has delivered, and up to where all are acknowledged.
+    pub(crate) delivered: (u64, u64),
     pub(crate) ack_pending: u64,
     pub(crate) redelivered: u64,
     /// When it last delivered an event, or took an acknowledgement.
@@ -37,7 +54,7 @@ impl Durable {
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             pending: self.pending + other.pending,
-            delivered: self.delivered + other.delivered,
+            delivered: self.delivered.max(other.delivered),
             ack_pending: self.ack_pending + other.ack_pending,
             redelivered: self.redelivered + other.redelivered,
             active_at: self.active_at.max(other.active_at),

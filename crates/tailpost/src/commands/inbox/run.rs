@@ -129,6 +129,7 @@ fn sampler(
         name: it.name.clone(),
         durables: durables(it),
         stream: it.stream.clone(),
+        lease: it.settings.lease.0,
         timeout: it.settings.timeout.0,
     });
     Ok(Sampler {

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{Info, PullConsumer};
-use inbox::{Connection, Status, Summary, Upkept};
-use jiff::Timestamp;
-use operate::consumers::{Backlog, Consumers};
+use inbox::{Connection, State, Status, Summary, Upkept};
+use operate::consumers::{Backlog, Consumers, HeldPart, active_at};
 use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::admin::{Durable, Sample, Samples};
+use crate::admin::{Durable, Part, Sample, Samples};
 
 /// The shortest pause.
 const EVERY_MIN: Duration = Duration::from_millis(100);
@@ -34,6 +33,8 @@ pub(in crate::commands) struct Sampled {
     /// The names of its durable consumers.
     pub(in crate::commands) durables: Vec<String>,
     pub(in crate::commands) stream: String,
+    /// How soon a worker takes over from another one.
+    pub(in crate::commands) lease: Duration,
     /// How long its handler may take.
     pub(in crate::commands) timeout: Duration,
 }
@@ -56,18 +57,15 @@ impl Sampler {
         samples: watch::Sender<Samples>,
         stop: CancellationToken,
     ) {
-        let (mut consumers, mut moved) = (None, BTreeMap::new());
+        let (mut consumers, mut places) = (None, BTreeMap::new());
         loop {
             let began = Instant::now();
             let taken = tokio::select! {
                 () = stop.cancelled() => return,
-                taken = self.sample(&mut consumers) => taken,
+                taken = self.sample(&mut consumers, &mut places) => taken,
             };
             match taken {
-                Ok(mut taken) => {
-                    self.compare(&mut taken, &mut moved);
-                    samples.send_replace(taken);
-                }
+                Ok(taken) => _ = samples.send_replace(taken),
                 Err(error) => {
                     let error = crate::errors::chain(&error);
                     debug!(error, "could not look at the inbox");
@@ -83,8 +81,12 @@ impl Sampler {
         }
     }
 
-    async fn sample(&self, consumers: &mut Option<Consumers>) -> anyhow::Result<Samples> {
-        let (backlogs, upkept) = timeout(COUNT_MAX, self.count(consumers)).await??;
+    async fn sample(
+        &self,
+        consumers: &mut Option<Consumers>,
+        places: &mut BTreeMap<String, Place>,
+    ) -> anyhow::Result<Samples> {
+        let (backlogs, held, upkept) = timeout(COUNT_MAX, self.count(consumers)).await??;
         let context = servers::jetstream_of(&self.nats);
         // A broker that is away leaves the database's figures as fresh as they are.
         let asked = self.consumers.iter().map(|it| {
@@ -93,46 +95,81 @@ impl Sampler {
                 timeout(ASK_MAX, context.get_consumer_from_stream(durable, &it.stream))
             });
             let asked = futures_util::future::join_all(asked.collect::<Vec<_>>());
+            let attended = held.iter().filter(|held| held.is_held && held.consumer == it.name);
+            let attended: Vec<u32> = attended.map(|it| it.partition).collect();
             async move {
                 // Of some of them nobody knows how much is pending in all.
                 let infos = asked.await.into_iter().map(|it| {
                     let consumer: Option<PullConsumer> = it.ok().and_then(Result::ok);
                     consumer.map(|it| durable(it.cached_info()))
                 });
-                let all: Option<Vec<Durable>> = infos.collect();
+                let infos: Vec<Option<Durable>> = infos.collect();
+                let all: Option<Vec<Durable>> = infos.iter().copied().collect();
                 let durable = all.and_then(|it| it.into_iter().reduce(Durable::and));
                 let backlog = found.unwrap_or_default();
-                let (unmoved, timeout) = (Duration::ZERO, it.timeout);
-                (it.name.clone(), Sample { backlog, durable, unmoved, timeout })
+                let Sampled { name, lease, timeout, .. } = it;
+                let sample = Sample {
+                    backlog,
+                    durable,
+                    lease: *lease,
+                    timeout: *timeout,
+                    parts: Vec::new(),
+                };
+                (name.clone(), sample, infos, attended)
             }
         });
-        let consumers = futures_util::future::join_all(asked).await.into_iter().collect();
-        Ok(Samples { taken: Some(Instant::now()), consumers, upkept })
+        let (mut consumers, now) = (BTreeMap::new(), Instant::now());
+        for (name, mut sample, infos, attended) in futures_util::future::join_all(asked).await {
+            sample.parts = self.parts(&name, &infos, &attended, places, now);
+            consumers.insert(name, sample);
+        }
+        Ok(Samples { taken: Some(now), consumers, upkept })
     }
 
-    /// Says how long nothing has moved of what is pending.
-    fn compare(&self, samples: &mut Samples, moved: &mut BTreeMap<String, Place>) {
-        for (name, sample) in &mut samples.consumers {
-            let durable = sample.durable.filter(|it| it.pending > 0);
-            let (Some(durable), Some(status)) = (durable, self.statuses.get(name)) else {
-                moved.remove(name);
-                continue;
-            };
-            let (delivered, counts, now) =
-                (durable.delivered, status.borrow().counts, Instant::now());
-            let place =
-                moved.entry(name.clone()).or_insert(Place { delivered, counts, since: now });
-            if (place.delivered, place.counts) != (delivered, counts) {
-                *place = Place { delivered, counts, since: now };
+    /// Says of each durable consumer for how long nothing has moved.
+    fn parts(
+        &self,
+        name: &str,
+        infos: &[Option<Durable>],
+        attended: &[u32],
+        places: &mut BTreeMap<String, Place>,
+        now: Instant,
+    ) -> Vec<Part> {
+        let durables = self.consumers.iter().find(|it| it.name == name).map(|it| &it.durables);
+        let status = self.statuses.get(name).map(|it| it.borrow().clone()).unwrap_or_default();
+        let of_whole = (status.state, status.counts);
+        let part = |(index, (name, found)): (usize, (&String, &Option<Durable>))| {
+            let (state, counts) = status.parts.get(index).copied().unwrap_or(of_whole);
+            let place = places.entry(name.clone()).or_default();
+            // A consumer that nobody has at all says so itself.
+            let is_free = infos.len() > 1
+                && !attended.is_empty()
+                && !attended.iter().any(|it| *it as usize == index);
+            place.free.note(is_free, (), now);
+            if let Some(it) = found {
+                place.unmoved.note(
+                    it.pending > 0 && state == State::Active,
+                    (it.delivered.0, counts),
+                    now,
+                );
+                let moved = (it.delivered, it.ack_pending);
+                place.stalled.note(it.pending + it.ack_pending > 0, moved, now);
             }
-            sample.unmoved = now.duration_since(place.since);
-        }
+            Part {
+                name: name.clone(),
+                pending: found.map_or(0, |it| it.pending),
+                unmoved: place.unmoved.lasts(now),
+                stalled: place.stalled.lasts(now),
+                free: place.free.lasts(now),
+            }
+        };
+        durables.into_iter().flatten().zip(infos).enumerate().map(part).collect()
     }
 
     async fn count(
         &self,
         consumers: &mut Option<Consumers>,
-    ) -> anyhow::Result<(Vec<Backlog>, Option<Upkept>)> {
+    ) -> anyhow::Result<(Vec<Backlog>, Vec<HeldPart>, Option<Upkept>)> {
         let consumers = match consumers {
             Some(consumers) => consumers,
             None => {
@@ -144,27 +181,40 @@ impl Sampler {
                 consumers.insert(Consumers::new(connection, &self.table))
             }
         };
-        Ok((consumers.backlogs().await?, consumers.upkept().await?))
+        let (backlogs, held) = (consumers.backlogs().await?, consumers.held_parts().await?);
+        Ok((backlogs, held, consumers.upkept().await?))
     }
 }
 
-/// How far a consumer has got, and since when.
+/// What was seen of a durable consumer, each since when.
+#[derive(Default)]
 struct Place {
-    delivered: u64,
-    counts: Summary,
-    since: Instant,
+    unmoved: Still<(u64, Summary)>,
+    stalled: Still<((u64, u64), u64)>,
+    free: Still<()>,
+}
+
+/// Something that has lasted since then, unchanged.
+#[derive(Default)]
+struct Still<T>(Option<(T, Instant)>);
+
+impl<T: PartialEq> Still<T> {
+    fn note(&mut self, lasts: bool, what: T, now: Instant) {
+        let since = self.0.take().filter(|(before, _)| *before == what).map_or(now, |it| it.1);
+        self.0 = lasts.then_some((what, since));
+    }
+
+    fn lasts(&self, now: Instant) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |it| now.duration_since(it.1))
+    }
 }
 
 fn durable(info: &Info) -> Durable {
-    // Before it has ever delivered anything: when it was made.
-    let made = Some(info.created);
-    let active = made.max(info.delivered.last_active).max(info.ack_floor.last_active);
-    let active = active.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
     Durable {
         pending: info.num_pending,
-        delivered: info.delivered.stream_sequence,
+        delivered: (info.delivered.stream_sequence, info.ack_floor.stream_sequence),
         ack_pending: info.num_ack_pending as u64,
         redelivered: info.num_redelivered as u64,
-        active_at: active.unwrap_or_else(Timestamp::now),
+        active_at: active_at(info),
     }
 }

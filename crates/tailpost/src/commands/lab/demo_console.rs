@@ -112,6 +112,7 @@ async fn serve_inbox(
             name: name.clone(),
             durables: vec![name.clone()],
             stream: running.stream.clone(),
+            lease: Duration::from_secs(30),
             timeout: Duration::from_secs(1),
         }],
         statuses: statuses.clone(),

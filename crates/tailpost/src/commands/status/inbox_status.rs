@@ -1,10 +1,11 @@
 //! The consumers of the inbox, running or not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use async_nats::jetstream;
 use inbox::Upkept;
-use operate::consumers::{Backlog, Consumers, Holder};
+use operate::consumers::{self, Backlog, Consumers, Holder};
 use serde::Serialize;
 use tracing::debug;
 
@@ -24,9 +25,26 @@ pub(super) struct ConsumerReport {
     pub(super) unacknowledged: Option<u64>,
     /// The worker that had the consumer last, if any did.
     pub(super) worker: Option<Holder>,
+    /// The durable consumers whose partitions no worker has.
+    pub(super) unattended: Vec<String>,
+    /// Those that have events of which none was delivered or acknowledged for long.
+    pub(super) stalled: Vec<Stalled>,
     #[serde(flatten)]
     pub(super) backlog: Backlog,
 }
+
+/// A durable consumer that has events and does not move.
+#[derive(Debug, Serialize)]
+pub(super) struct Stalled {
+    durable: String,
+    /// Not delivered, or not answered.
+    events: u64,
+    /// Since it last delivered an event, or took an acknowledgement.
+    seconds: u64,
+}
+
+/// A consumer's durable consumers, and how soon a worker takes over from another one.
+type Parts = (Vec<String>, Duration);
 
 /// What there is of the inbox.
 #[derive(Debug, Default)]
@@ -44,9 +62,10 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     let tables = Consumers::new(connection, &settings.table()?);
     let looked = async {
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
-        Ok::<_, inbox::Error>((backlogs, holders, tables.upkept().await?))
+        let held = tables.held_parts().await?;
+        Ok::<_, inbox::Error>((backlogs, holders, held, tables.upkept().await?))
     };
-    let (backlogs, holders, retention) = match looked.await {
+    let (backlogs, holders, held, retention) = match looked.await {
         Ok(found) => found,
         // Who configures no consumer needs neither tables for them nor rights on them.
         Err(error) if configured.is_empty() => {
@@ -59,8 +78,17 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     };
     let (mut reports, mut durables) = (BTreeMap::new(), BTreeMap::new());
     for consumer in configured {
-        durables.insert(consumer.name.clone(), builder::durables(&consumer));
-        reports.insert(consumer.name.clone(), report(consumer.name, consumer.stream));
+        let (all, lease) = (builder::durables(&consumer), consumer.settings.lease.0);
+        let attended = held.iter().filter(|it| it.consumer == consumer.name);
+        let attended = attended.filter(|it| it.is_attended(lease)).map(|it| it.partition as usize);
+        let attended: BTreeSet<usize> = attended.collect();
+        let mut report = report(consumer.name.clone(), consumer.stream);
+        if all.len() > 1 && !attended.is_empty() {
+            let of = all.iter().enumerate().filter(|(it, _)| !attended.contains(it));
+            report.unattended = of.map(|(_, it)| it.clone()).collect();
+        }
+        durables.insert(consumer.name.clone(), (all, lease));
+        reports.insert(consumer.name, report);
     }
     for backlog in backlogs {
         let name = backlog.consumer.clone();
@@ -83,14 +111,23 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
 
 fn report(name: String, stream: String) -> ConsumerReport {
     let backlog = Backlog::default();
-    ConsumerReport { name, stream, pending: None, unacknowledged: None, worker: None, backlog }
+    ConsumerReport {
+        name,
+        stream,
+        pending: None,
+        unacknowledged: None,
+        worker: None,
+        unattended: Vec::new(),
+        stalled: Vec::new(),
+        backlog,
+    }
 }
 
 /// The report on the stream says that the broker does not answer.
 async fn ask_broker(
     settings: &Settings,
     reports: &mut [ConsumerReport],
-    durables: &BTreeMap<String, Vec<String>>,
+    durables: &BTreeMap<String, Parts>,
 ) -> anyhow::Result<()> {
     let client = match settings.nats_target()?.connect("tailpost status").await {
         Ok(client) => client,
@@ -101,15 +138,20 @@ async fn ask_broker(
     };
     let context = servers::jetstream_of(&client);
     for report in reports {
-        let name = vec![report.name.clone()];
+        let unknown = (vec![report.name.clone()], Duration::MAX / 2);
         let (mut pending, mut unacknowledged) = (Some(0), Some(0));
-        for durable in durables.get(&report.name).unwrap_or(&name) {
+        let (all, lease) = durables.get(&report.name).unwrap_or(&unknown);
+        for durable in all {
             let found = context.get_consumer_from_stream(durable, &report.stream).await;
             let found: Option<jetstream::consumer::PullConsumer> = found.ok();
             let info = found.as_ref().map(|it| it.cached_info());
             pending = pending.zip(info).map(|(sum, it)| sum + it.num_pending);
             unacknowledged =
                 unacknowledged.zip(info).map(|(sum, it)| sum + it.num_ack_pending as u64);
+            if let Some((events, idle)) = info.and_then(|it| consumers::stalled(it, *lease)) {
+                let (durable, seconds) = (durable.clone(), idle.as_secs());
+                report.stalled.push(Stalled { durable, events, seconds });
+            }
         }
         (report.pending, report.unacknowledged) = (pending, unacknowledged);
     }
@@ -134,7 +176,8 @@ impl Lines {
     }
 
     pub(super) fn consumer(&mut self, consumer: &ConsumerReport) {
-        let ConsumerReport { name, stream, pending, unacknowledged, worker, backlog } = consumer;
+        let ConsumerReport { name, stream, pending, unacknowledged, worker, backlog, .. } =
+            consumer;
         self.add("consumer", format_args!("{name}, stream {stream}"));
         match worker {
             Some(worker) => self.worker(worker),
@@ -142,6 +185,13 @@ impl Lines {
         }
         if let Some(why) = worker.as_ref().and_then(|it| it.went_back.as_ref()) {
             self.add("  went back", why);
+        }
+        if !consumer.unattended.is_empty() {
+            self.add("  no worker", format_args!("has {}", consumer.unattended.join(", ")));
+        }
+        for Stalled { durable, events, seconds } in &consumer.stalled {
+            let text = "events, none delivered or acknowledged for";
+            self.add("  stalled", format_args!("{durable}: {events} {text} {seconds} s"));
         }
         match (pending, unacknowledged) {
             (Some(pending), Some(held)) => {
@@ -243,6 +293,8 @@ mod tests {
         let known = ConsumerReport {
             pending: Some(12),
             unacknowledged: Some(5),
+            unattended: vec!["billing-3".into(), "billing-7".into()],
+            stalled: vec![Stalled { durable: "billing-3".into(), events: 12, seconds: 61 }],
             worker: Some(holder()),
             backlog,
             ..report("billing".into(), "OUTBOX".into())
@@ -253,6 +305,8 @@ mod tests {
 consumer       billing, stream OUTBOX
   worker       42:a, paused, has the role until 2026-10-19T08:00:30Z
   breaker      open: the handler is away: 503, next probe at 2026-10-19T08:00:09Z
+  no worker    has billing-3, billing-7
+  stalled      billing-3: 12 events, none delivered or acknowledged for 61 s
   pending      12, 5 delivered but not answered
   processing   3, oldest 1m 1s
   failed       2, the latest: 404 Not Found

@@ -54,8 +54,8 @@ fn of_relay() -> Vec<Declared> {
 }
 
 fn of_inbox() -> Vec<Declared> {
-    use inbox_metrics::{CONSUMER, RETENTION, SAMPLED};
-    let of_consumer = declared(CONSUMER).chain(declared(SAMPLED));
+    use inbox_metrics::{CONSUMER, PARTS, RETENTION, SAMPLED};
+    let of_consumer = declared(CONSUMER).chain(declared(PARTS)).chain(declared(SAMPLED));
     of_consumer.chain(declared(RETENTION)).chain(declared(PROCESS)).collect()
 }
 
