@@ -166,6 +166,9 @@ impl Config {
         if self.give_up_after.is_some_and(|it| it < Duration::from_secs(1)) {
             return bad("give_up_after is at least 1s");
         }
+        if self.partitions.is_some_and(|it| it.get() > PARTITIONS_MAX) {
+            return bad("partitions are at most 256");
+        }
         let names_partition = |it: &String| it.contains(PARTITION);
         let all_do = self.filter_subjects.iter().all(names_partition);
         if self.partitions.is_some() && (!all_do || self.filter_subjects.is_empty()) {
@@ -181,6 +184,9 @@ impl Config {
 const PARTITION: &str = "{partition}";
 
 const LANES_MAX: usize = 1024;
+
+/// Each has its sessions, and may hold what it cannot do without: 64 MiB in all.
+const PARTITIONS_MAX: u32 = 256;
 const BATCH_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -212,6 +218,13 @@ mod tests {
             (Config { partitions: None, ..whole }.hold_limits(), many.parts()[63].hold_limits());
         assert!(64 * each.bytes <= all.bytes && 64 * each.left <= all.left, "{each:?}");
         assert_eq!((all.events, each.events), (768, 16), "twelve, and what it cannot do without");
+        let most =
+            Config { partitions: NonZeroU32::new(PARTITIONS_MAX), stream: "S".into(), ..many };
+        let least = most.parts()[255].hold_limits();
+        assert_eq!((256 * least.events, 256 * least.bytes), (4_096, 64 * 1024 * 1024));
+        most.check().expect("as many as there may be");
+        let more = Config { partitions: NonZeroU32::new(PARTITIONS_MAX + 1), ..most };
+        assert!(more.check().is_err_and(|it| it.to_string().contains("at most 256")));
 
         let undivided = Config { filter_subjects: Vec::new(), ..Config::new("billing".into()) };
         let [part] = &undivided.parts()[..] else { panic!("one part") };

@@ -33,9 +33,9 @@ async fn keep(State(gate): State<Arc<Gate>>) -> StatusCode {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_has_as_many_connections_whatever_the_partitions() {
     let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__PARTITIONS", "32");
+    env.set("TAILPOST_RELAY__PARTITIONS", "256");
     env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "32");
+    env.set("TAILPOST_INBOX__PARTITIONS", "256");
     let _file = configure(&mut env);
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
@@ -44,7 +44,7 @@ async fn a_worker_has_as_many_connections_whatever_the_partitions() {
     let _relay = env.relay();
     let _inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);
     let active = "SELECT count(*) FROM inbox_roles WHERE state = 'active'";
-    until(DEADLINE, "it has all partitions", async || env.query::<i64>(active).await == 32).await;
+    until(DEADLINE, "it has all partitions", async || env.query::<i64>(active).await == 256).await;
     for _ in 0..10 {
         env.insert(20).await;
     }

@@ -118,7 +118,7 @@ pub(crate) struct ConsumerSettings {
     pub(crate) handler: Option<String>,
     pub(crate) stream: Option<String>,
     pub(crate) subjects: Option<Vec<String>>,
-    pub(crate) partitions: Option<Count<2, 1_024>>,
+    pub(crate) partitions: Option<Count<2, 256>>,
     pub(crate) concurrency: Count<1>,
     pub(crate) lease: Time,
     pub(crate) ack_wait: Time,
