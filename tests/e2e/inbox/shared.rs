@@ -299,3 +299,36 @@ async fn operators_have_one_consumer_whoever_handles_it() {
     let (_, log) = env.ends_with(4, &["inbox", "setup"]).await;
     assert!(log.contains("has 4: set inbox.billing.partitions = 4"), "{log}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_is_withdrawn_in_all_partitions_or_in_none() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__PARTITIONS", "4");
+    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
+    env.set("TAILPOST_INBOX__PARTITIONS", "4");
+    let _file = configure(&mut env);
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    env.execute(
+        "INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again, requested_by,
+             requested_at, removed_to, partition)
+         SELECT 'billing', 'OUTBOX', 1, 2, false, 'ada', now(), 0, generate_series(0, 3)",
+    )
+    .await;
+    let set = |what: &str| format!("UPDATE inbox_rewinds SET {what} WHERE partition = 2");
+    let who = ["--consumer", "billing", "--by", "ada", "--why", "a test"];
+    let cancel = [&["inbox", "rewind", "--cancel"], &who[..]].concat();
+    for begun in ["begun_at = now(), reset_seq = 1", "ended_at = now(), outcome = 'rewound'"] {
+        env.execute(&set(begun)).await;
+        env.ends_with(3, &cancel).await;
+    }
+    let undo = "ended_at = NULL, outcome = NULL, begun_at = NULL, reset_seq = NULL";
+    env.execute(&set(undo)).await;
+    env.ends_with(0, &cancel).await;
+    for (count, of) in [
+        (4, "inbox_rewinds WHERE outcome = 'cancelled'"),
+        (1, "inbox_control_audit WHERE action = 'cancel_rewind'"),
+    ] {
+        assert_eq!(env.query::<i64>(&format!("SELECT count(*) FROM {of}")).await, count, "{of}");
+    }
+}

@@ -162,7 +162,7 @@ impl World {
     }
 
     fn execute(&mut self, owner: usize, tokens: &[Uuid], next: &Move) -> Answer {
-        if let Move::GiveBack(partition) = next
+        if let Move::GiveBack(partition, _) = next
             && self.database.has(*partition, tokens[*partition])
         {
             assert!(!self.database.is_at_work(owner, *partition), "it is given back in the middle");
@@ -266,7 +266,7 @@ impl World {
                 }
             }
             (Move::Look { .. }, Answer::Seen(seen)) => share.looked(&seen, now),
-            (Move::GiveBack(of), _) => share.given_back(of, now),
+            (Move::GiveBack(of, _), _) => share.given_back(of, now),
             (next, _) => unreachable!("{next:?} has another answer"),
         }
     }
@@ -280,7 +280,7 @@ impl World {
         for leaving in worker.share.leaving() {
             let is_at_work = self.database.is_at_work(worker.owner, leaving);
             if worker.sessions[leaving].is_none() && !is_at_work {
-                worker.share.drained(leaving);
+                worker.share.drained(leaving, false);
             }
         }
         let next = worker.share.next(self.now);

@@ -39,8 +39,8 @@ pub(crate) enum Move {
     Look {
         joins: bool,
     },
-    /// Give this partition to whoever takes it.
-    GiveBack(usize),
+    /// Give this partition to whoever takes it, and say whether something is left behind in it.
+    GiveBack(usize, bool),
     Wait {
         until: Instant,
     },
@@ -63,8 +63,8 @@ pub(crate) struct Seen {
 #[derive(Debug)]
 struct Leaving {
     since: Instant,
-    /// Nothing is at work on it any more.
-    is_drained: bool,
+    /// Its session has ended, and whether that left something behind.
+    ended: Option<bool>,
 }
 
 /// What became of a role that was to be renewed.
@@ -131,13 +131,14 @@ impl Share {
 
     /// The partitions whose sessions have to end, and have not.
     pub(crate) fn leaving(&self) -> Vec<usize> {
-        self.leaving.iter().filter(|it| !it.1.is_drained).map(|it| *it.0).collect()
+        self.leaving.iter().filter(|it| it.1.ended.is_none()).map(|it| *it.0).collect()
     }
 
-    /// Nothing is at work on a partition that is to be given back.
-    pub(crate) fn drained(&mut self, partition: usize) {
+    /// Nothing is at work on a partition that is to be given back, but what was left behind, if
+    /// something was.
+    pub(crate) fn drained(&mut self, partition: usize, left_behind: bool) {
         if let Some(leaving) = self.leaving.get_mut(&partition) {
-            leaving.is_drained = true;
+            leaving.ended = Some(left_behind);
         }
     }
 
@@ -191,9 +192,9 @@ impl Share {
     fn share_out(&mut self, now: Instant) -> Move {
         let roles = &self.roles;
         self.leaving.retain(|partition, _| roles[*partition].is_wanted());
-        let is_ready = |it: &(&usize, &Leaving)| it.1.is_drained && roles[*it.0].is_kept();
-        if let Some((partition, _)) = self.leaving.iter().find(is_ready) {
-            return Move::GiveBack(*partition);
+        let kept = self.leaving.iter().filter(|it| roles[*it.0].is_kept());
+        if let Some((of, left_behind)) = kept.filter_map(|it| Some((*it.0, it.1.ended?))).next() {
+            return Move::GiveBack(of, left_behind);
         }
         match self.look_at {
             // Without a connection one of the roles says when to connect.
@@ -276,7 +277,7 @@ impl Share {
             (0..self.roles.len()).filter(|it| self.roles[*it].is_wanted()).collect();
         let is_moving = wanted.iter().any(|it| !self.roles[*it].is_kept());
         self.look_at = Some(now + if wanted.len() == share { self.pause() } else { LOOK });
-        let leaving = || Leaving { since: now, is_drained: false };
+        let leaving = || Leaving { since: now, ended: None };
         if share == 0 && !self.attends {
             // Nothing is handled here: others need not wait for one after the other.
             wanted.iter().for_each(|it| _ = self.leaving.entry(*it).or_insert_with(leaving));

@@ -87,8 +87,9 @@ impl RoleHolder {
             share.attend(self.attends(&mut away_since), Instant::now());
             self.publish(&share);
             for leaving in share.leaving() {
-                if !*self.parts[leaving].context.at_work.borrow() {
-                    share.drained(leaving);
+                let Context { at_work, left_behind, .. } = &*self.parts[leaving].context;
+                if !*at_work.borrow() {
+                    share.drained(leaving, left_behind.swap(false, Ordering::Relaxed));
                 }
             }
             let leaving =
@@ -199,14 +200,10 @@ impl RoleHolder {
                 let seen = answered_within(within, "look for partitions", looking).await?;
                 share.looked(&seen, Instant::now());
             }
-            Move::GiveBack(index) => {
-                let part = &self.parts[index];
-                let is_drained = !part.context.left_behind.load(Ordering::Relaxed);
-                let said = [part.said()];
-                let giving = role_statements::release(client, &said, is_drained);
+            Move::GiveBack(index, left_behind) => {
+                let said = [self.parts[index].said()];
+                let giving = role_statements::release(client, &said, !left_behind);
                 answered_within(within, "give a partition back", giving).await?;
-                // Not before: if it fails, it is said again.
-                part.context.left_behind.store(false, Ordering::Relaxed);
                 share.given_back(index, Instant::now());
             }
             Move::Wait { .. } => {}

@@ -71,8 +71,8 @@ impl Database {
                 Answer::Renewed(renewed.collect())
             }
             Move::Look { joins } => Answer::Seen(self.look_around(owner, *joins, now)),
-            Move::GiveBack(partition) => {
-                self.release(*partition, tokens[*partition], true, now);
+            Move::GiveBack(partition, left_behind) => {
+                self.release(*partition, tokens[*partition], !left_behind, now);
                 Answer::Done
             }
             Move::Wait { .. } => Answer::Done,

@@ -23,7 +23,7 @@ fn settle(share: &mut Share, now: Instant) {
                 these.into_iter().for_each(|of| share.renewed(of, Renewed::By(1), (now, now)));
             }
             Move::Role(of, Step::RenewClaims) => share.claims_renewed(of, now),
-            Move::Look { .. } | Move::GiveBack(_) => {}
+            Move::Look { .. } | Move::GiveBack(..) => {}
             Move::Wait { .. } => return,
             other @ Move::Role(..) => panic!("{other:?}"),
         }
@@ -53,8 +53,8 @@ fn who_is_alone_takes_all_and_gives_the_second_worker_half_of_them() {
         share.looked(&seen(1, 0, &[]), now);
         assert_eq!(share.role(left), Role::Leaving, "its session ends");
         assert!(matches!(share.next(now), Move::Wait { .. }), "it is not drained");
-        share.drained(left);
-        assert_eq!(share.next(now), Move::GiveBack(left));
+        share.drained(left, false);
+        assert_eq!(share.next(now), Move::GiveBack(left, false));
         share.given_back(left, now);
         assert_eq!(share.next(now), Move::Look { joins: true });
     }
@@ -80,7 +80,7 @@ fn who_has_no_broker_leaves_all_to_others_if_there_are_any() {
     assert_eq!((kept(&share).len(), share.leaving()), (4, vec![]));
     share.looked(&seen(1, 0, &[]), now);
     assert_eq!(share.leaving(), [3], "it may have been about to stop");
-    share.drained(3);
+    share.drained(3, false);
     share.given_back(3, now);
     assert_eq!(share.next(now), Move::Look { joins: false });
     share.looked(&seen(1, 0, &[]), now);
@@ -97,7 +97,7 @@ fn who_cannot_handle_events_leaves_them_for_a_while_to_others_that_can() {
     share.looked(&seen(1, 0, &[]), now);
     assert!(share.rest(now) && !share.rest(now), "once");
     share.attend(true, now);
-    share.drained(3);
+    share.drained(3, false);
     share.given_back(3, now);
     assert_eq!(share.next(now), Move::Look { joins: false });
     share.looked(&seen(1, 0, &[]), now);
@@ -159,6 +159,19 @@ fn one_whose_row_is_locked_is_renewed_when_it_is_not() {
     assert!(!is_active(&share) && share.roles[2].is_kept());
 }
 
+/// Who takes it has to end what is left.
+#[test]
+fn what_is_left_behind_in_a_partition_is_said_until_it_is_heard() {
+    let now = Instant::now();
+    let mut share = alone_with_four(now);
+    share.looked(&seen(1, 0, &[]), now);
+    share.drained(3, true);
+    assert_eq!(share.next(now), Move::GiveBack(3, true));
+    share.failed(now);
+    settle(&mut share, now);
+    assert_eq!(share.next(now), Move::GiveBack(3, true), "nobody may have heard it");
+}
+
 /// Its handlers do not end.
 #[test]
 fn a_partition_that_is_not_drained_holds_up_no_other() {
@@ -171,8 +184,8 @@ fn a_partition_that_is_not_drained_holds_up_no_other() {
     share.looked(&seen(3, 0, &[]), later);
     assert_eq!(share.leaving(), [2, 3]);
     settle(&mut share, later);
-    share.drained(2);
-    assert_eq!(share.next(later), Move::GiveBack(2));
+    share.drained(2, false);
+    assert_eq!(share.next(later), Move::GiveBack(2, false));
     share.given_back(2, later);
     share.looked(&seen(0, 0, &[2]), later);
     settle(&mut share, later);
@@ -238,7 +251,7 @@ fn who_has_many_partitions_and_a_slow_database_says_all_the_same_that_it_is_ther
                 share.looked(&seen(0, 0, &free), now);
             }
             Move::Wait { until } => now = until,
-            other @ (Move::Role(..) | Move::GiveBack(_)) => panic!("{other:?}"),
+            other @ (Move::Role(..) | Move::GiveBack(..)) => panic!("{other:?}"),
         }
     }
 }

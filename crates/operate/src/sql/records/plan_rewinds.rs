@@ -49,8 +49,7 @@ pub(crate) fn cancel(schema: &str) -> String {
              UPDATE {schema}.inbox_rewinds AS it SET ended_at = clock_timestamp(), outcome = 'cancelled'
              WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
                  SELECT FROM {schema}.inbox_rewinds AS begun WHERE begun.consumer = $1
-                     AND begun.requested_at = it.requested_at
-                     AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
+                     AND begun.requested_at = it.requested_at AND begun.begun_at IS NOT NULL)
              RETURNING *
          ), noted AS (
              INSERT INTO {schema}.inbox_control_audit (consumer, action, actor, via, why)

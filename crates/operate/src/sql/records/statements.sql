@@ -446,8 +446,7 @@ WITH cancelled AS (
          UPDATE public.inbox_rewinds AS it SET ended_at = clock_timestamp(), outcome = 'cancelled'
          WHERE consumer = $1 AND ended_at IS NULL AND NOT EXISTS (
              SELECT FROM public.inbox_rewinds AS begun WHERE begun.consumer = $1
-                 AND begun.requested_at = it.requested_at
-                 AND begun.ended_at IS NULL AND begun.begun_at IS NOT NULL)
+                 AND begun.requested_at = it.requested_at AND begun.begun_at IS NOT NULL)
          RETURNING *
      ), noted AS (
          INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
