@@ -275,6 +275,11 @@ impl LeasedHandler for HttpHandler {
     async fn handle(&self, delivery: Delivery<'_>) -> Verdict {
         self.call(delivery).await.1
     }
+
+    /// Of the files of credentials, when each was written.
+    fn revision(&self) -> u64 {
+        self.keyring.revision()
+    }
 }
 
 fn parse_url(url: &str) -> Result<Uri, HttpError> {

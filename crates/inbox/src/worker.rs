@@ -170,10 +170,12 @@ impl<W: Work> Worker<W> {
         make: &mut impl FnMut(&Arc<Context>) -> W,
     ) -> (Part, Self) {
         let role = watch::Sender::new(Role::Unknown);
+        let work = Arc::new(make(&context));
+        let of_handler = Arc::clone(&work);
         let worker = Self {
-            work: Arc::new(make(&context)),
+            work,
             rewinding: Rewinding::new(Arc::clone(&context)),
-            controlling: Controlling::new(Arc::clone(&context)),
+            controlling: Controlling::new(Arc::clone(&context), move || of_handler.revision()),
             context: Arc::clone(&context),
             broker: Arc::clone(broker),
             nats: broker.client(),
@@ -314,7 +316,7 @@ impl<W: Work> Worker<W> {
         let context = Arc::new(Context { term, ..(*self.context).clone() });
         let Context { config, pool, .. } = &*context;
         // Before anything is begun.
-        let (closings, (wanted, control)) = self.controlling.begin().await?;
+        let (known, (wanted, control)) = self.controlling.begin().await?;
         let mut source =
             Source::open(&self.nats.1, config, self.find_resolved(), &self.context.tally).await?;
         check_retention(config, source.max_age())?;
@@ -348,7 +350,7 @@ impl<W: Work> Worker<W> {
             role: self.role.clone(),
             trouble: pool.trouble(),
             broker: source.trouble(),
-            closings,
+            known,
             control,
             intake,
             origin,

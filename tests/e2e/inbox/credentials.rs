@@ -2,7 +2,7 @@
 
 use support::{DEADLINE, until};
 
-use super::http::{configure, set_up};
+use super::http::{configure, set_up, wait_processed};
 use super::service::{Service, emit};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,6 +28,33 @@ async fn a_token_is_replaced_without_a_restart_and_never_told() {
     assert_eq!(calls[0].header("authorization"), "Bearer s3cret-old");
     assert!(calls.iter().all(|it| it.header("x-api-key") == "s3cret-key"));
     assert!(!inbox.log().contains("s3cret"), "{}", inbox.log());
+}
+
+/// Both while the service refuses it, and while it cannot be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_mended_is_tried_at_once() {
+    let mut env = set_up().await;
+    // Longer than anything is waited for.
+    env.set("TAILPOST_INBOX__BACKOFF", "1d");
+    let folder = configure(&mut env);
+    let token = folder.path().join("token");
+    std::fs::write(&token, "s3cret-old\n").expect("write");
+    env.set("TAILPOST_INBOX__BEARER_TOKEN_FILE", token.to_str().expect("Unicode"));
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let _inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    let open = "SELECT EXISTS (SELECT FROM inbox_roles WHERE breaker = 'open')";
+    for (turn, text) in [(1, "s3cret-old\n"), (2, "")] {
+        service.answer(401);
+        std::fs::write(&token, text).expect("write");
+        for aggregate in ["o-1", "o-2", "o-3"] {
+            emit(&env, aggregate, "{}").await;
+        }
+        until(DEADLINE, "it is not let in", async || env.query(open).await).await;
+        service.answer(204);
+        std::fs::write(&token, format!("s3cret-{turn}\n")).expect("write");
+        wait_processed(&env, 3 * turn).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -268,6 +268,13 @@ impl Breaker {
         self.gone = 0;
     }
 
+    /// What the handler needs has changed: the next probe is due.
+    pub(crate) fn probe(&mut self, now: Instant) {
+        if let Phase::Open { until } = &mut self.phase {
+            *until = now;
+        }
+    }
+
     /// An event that failed becomes a dead letter. It counts among those that failed all the same.
     pub(crate) fn given_up(&mut self, id: MessageId) {
         self.gone += usize::from(self.failing.contains_key(&id));

@@ -200,6 +200,12 @@ impl ConsumerEngine {
         self.breaker.reset();
     }
 
+    /// What the handler needs has changed: it may work now.
+    pub(crate) fn probe(&mut self, now: Instant) {
+        self.breaker.probe(now);
+        self.next_probe_at = None;
+    }
+
     /// Decides what follows from everything that was taken in, and from the time.
     pub(crate) fn turn(&mut self, now: Instant) {
         if self.phase == Phase::Running && self.is_taken_over() {

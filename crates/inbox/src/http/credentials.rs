@@ -1,6 +1,7 @@
 //! What proves to a service who calls it: headers, tokens, signing secrets. Files are read again and
 //! again, so that each can be replaced without a restart.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -112,11 +113,20 @@ impl Keyring {
         Self { given, read: Mutex::default() }
     }
 
+    pub(super) fn revision(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for path in self.given.files().into_iter().flatten() {
+            let written = std::fs::metadata(path).and_then(|it| it.modified());
+            written.ok().hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
     /// What is in force.
     pub(super) async fn current(&self) -> Result<Arc<Current>, HttpError> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, current)) = read
-            && (at.elapsed() < READ_EVERY || !self.given.has_files())
+            && (at.elapsed() < READ_EVERY || self.given.files().iter().all(|it| it.is_none()))
         {
             return Ok(current);
         }
@@ -128,9 +138,8 @@ impl Keyring {
 }
 
 impl Credentials {
-    fn has_files(&self) -> bool {
-        let files = [&self.headers_file, &self.bearer_token_file, &self.secrets_file];
-        files.into_iter().any(Option::is_some)
+    fn files(&self) -> [&Option<PathBuf>; 3] {
+        [&self.headers_file, &self.bearer_token_file, &self.secrets_file]
     }
 
     async fn read(&self) -> Result<Current, HttpError> {

@@ -26,20 +26,25 @@ type Wanted = (watch::Sender<Control>, watch::Receiver<Control>);
 pub(super) struct Controlling {
     context: Arc<Context>,
     find: String,
+    /// The handler's.
+    revision: Box<dyn Fn() -> u64 + Send + Sync>,
     /// It was said that a pause cannot be seen.
     is_told: AtomicBool,
 }
 
 impl Controlling {
-    pub(super) fn new(context: Arc<Context>) -> Self {
+    pub(super) fn new(
+        context: Arc<Context>,
+        revision: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Self {
         let find = control::find_control(&context.config.quoted_schema());
-        Self { context, find, is_told: AtomicBool::new(false) }
+        Self { context, find, revision: Box::new(revision), is_told: AtomicBool::new(false) }
     }
 
-    /// How often its breaker was closed before the session, and the way of what is wanted in it.
-    pub(super) async fn begin(&self) -> Result<(i64, Wanted), Error> {
+    /// What is wanted before the session, and the way of what is wanted in it.
+    pub(super) async fn begin(&self) -> Result<(Control, Wanted), Error> {
         let (control, _) = self.look().await?;
-        Ok((control.breaker_closings, watch::channel(control)))
+        Ok((control.clone(), watch::channel(control)))
     }
 
     /// What is wanted now, and which events are to be looked at again.
@@ -57,7 +62,9 @@ impl Controlling {
             return Ok(<_>::default());
         }
         let found = found?;
-        Ok(found.first().map(|it| (Control::of(it), it.get("at_once"))).unwrap_or_default())
+        let (wanted, at_once) =
+            found.first().map(|it| (Control::of(it), it.get("at_once"))).unwrap_or_default();
+        Ok((Control { revision: (self.revision)(), ..wanted }, at_once))
     }
 
     /// Tells what is wanted, until it is dropped.

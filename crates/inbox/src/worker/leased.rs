@@ -64,6 +64,10 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
         let _ = reports.send(Said::Claimed(group)).await; // fails when the session is gone
         while running.next().await.is_some() {}
     }
+
+    fn revision(&self) -> u64 {
+        self.handler.revision()
+    }
 }
 
 impl<H: LeasedHandler> UnderLeases<H> {

@@ -58,8 +58,8 @@ pub(crate) struct Session<W> {
     pub(crate) broker: watch::Receiver<Option<String>>,
     /// What operators want.
     pub(crate) control: watch::Receiver<Control>,
-    /// Of the closings of the breaker, those that the engine knows.
-    pub(crate) closings: i64,
+    /// What the engine knows of that.
+    pub(crate) known: Control,
     pub(crate) intake: Intake,
     pub(crate) origin: Origin,
     pub(crate) engine: ConsumerEngine,
@@ -139,15 +139,19 @@ impl<W: Work> Session<W> {
     /// Has the engine decide, and does what it says. Returns when it decided; nothing at the end.
     async fn turn(&mut self, begun: &mut Begun) -> Option<Instant> {
         let now = Instant::now();
-        let Control { pause, breaker_closings } = self.control.borrow_and_update().clone();
-        if std::mem::replace(&mut self.closings, breaker_closings) != breaker_closings {
+        let control = self.control.borrow_and_update().clone();
+        let known = std::mem::replace(&mut self.known, control);
+        if known.breaker_closings != self.known.breaker_closings {
             self.engine.close_breaker();
+        }
+        if known.revision != self.known.revision {
+            self.engine.probe(now);
         }
         self.engine.look(Surroundings {
             role: *self.role.borrow_and_update(),
             database: self.trouble.borrow_and_update().clone(),
             broker: self.broker.borrow_and_update().clone(),
-            operator: pause.map(|it| it.by),
+            operator: self.known.pause.as_ref().map(|it| it.by.clone()),
             places: self.places.take(),
         });
         self.engine.turn(now);

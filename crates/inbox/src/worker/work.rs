@@ -46,6 +46,11 @@ pub(crate) trait Work: Send + Sync + 'static {
         items: Vec<Item>,
         reports: Reports,
     ) -> impl Future<Output = ()> + Send;
+
+    /// Of the handler, where that has one.
+    fn revision(&self) -> u64 {
+        0
+    }
 }
 
 /// Where a job says what becomes of its events.

@@ -201,9 +201,9 @@ fn delivery(seen: &Seen) -> Judged {
                  (`nats consumer info`)",
             )],
         ),
-        None => match stalled.filter(|_| {
-            of_part.is_some_and(|it| it.reason.is_none()) && seen.config.rate.is_none()
-        }) {
+        None => match stalled
+            .filter(|_| of_part.is_some_and(|it| it.reason.is_none()) && seen.config.rate.is_none())
+        {
             Some((waits, idle)) => warning(
                 format!(
                     "{waits} events wait for {}, and none was delivered or acknowledged for {} s",

@@ -182,7 +182,7 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         trouble: watch::channel(None).1,
         broker: watch::channel(None).1,
         control: watch::channel(Control::default()).1,
-        closings: 0,
+        known: Control::default(),
         intake,
         origin: Origin { stream: "S".into(), created: None },
         engine: ConsumerEngine::new(start, Instant::now()),

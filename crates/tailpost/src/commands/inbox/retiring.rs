@@ -41,6 +41,10 @@ impl LeasedHandler for Retiring {
         }
         verdict
     }
+
+    fn revision(&self) -> u64 {
+        self.handler.revision()
+    }
 }
 
 impl Retiring {
