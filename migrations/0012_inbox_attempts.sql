@@ -13,6 +13,20 @@ CREATE TABLE IF NOT EXISTS {schema}.inbox_attempts (
     worker     TEXT
 );
 
+DO $do$
+BEGIN
+    -- An ALTER TABLE without effect waits for the transactions of workers too.
+    IF (SELECT count(*) < 3 FROM pg_attribute WHERE attrelid = $name${schema}.inbox_attempts$name$::regclass
+            AND attname IN ('code', 'took_ms', 'worker')) THEN
+        ALTER TABLE {schema}.inbox_attempts
+            ADD COLUMN IF NOT EXISTS code SMALLINT,
+            ADD COLUMN IF NOT EXISTS took_ms INT NOT NULL DEFAULT 0,
+            ADD COLUMN IF NOT EXISTS worker TEXT;
+        ALTER TABLE {schema}.inbox_attempts ALTER COLUMN took_ms DROP DEFAULT;
+    END IF;
+END
+$do$;
+
 -- Of an event, and, for retention, of a time.
 CREATE INDEX IF NOT EXISTS idx_inbox_attempts_event
     ON {schema}.inbox_attempts (event_time, message_id, consumer);

@@ -22,6 +22,12 @@ const FAULTS: &[Fault] = &[
         &["tailpost inbox setup"],
     ),
     Fault::new(
+        "inbox-tables",
+        "error",
+        &[Sql(&["ALTER TABLE inbox_attempts DROP COLUMN took_ms, DROP COLUMN worker"])],
+        &["tailpost inbox setup"],
+    ),
+    Fault::new(
         "inbox-privileges",
         "error",
         &[Sql(&["REVOKE INSERT ON inbox_messages FROM courier"])],
@@ -32,6 +38,12 @@ const FAULTS: &[Fault] = &[
         "error",
         &[Do(|clinic| Box::pin(delete(clinic)))],
         &["tailpost inbox setup"],
+    ),
+    Fault::new(
+        "inbox-consumer",
+        "warning",
+        &[Do(|clinic| Box::pin(leave_over(clinic)))],
+        &["nats consumer rm OUTBOX billing-0 --force", "nats consumer rm OUTBOX billing-1 --force"],
     ),
     Fault::new(
         "inbox-consumer-fits",
@@ -97,6 +109,15 @@ const FAULTS: &[Fault] = &[
 async fn delete(clinic: &mut Clinic) {
     let stream = clinic.env.stream().await;
     stream.delete_consumer("billing").await.expect("delete the consumer");
+}
+
+/// As if it had been divided.
+async fn leave_over(clinic: &mut Clinic) {
+    let stream = clinic.env.stream().await;
+    for name in ["billing-0", "billing-1"] {
+        let config = pull::Config { durable_name: Some(name.into()), ..pull::Config::default() };
+        stream.create_consumer(config).await.expect("create a consumer");
+    }
 }
 
 async fn replace(clinic: &mut Clinic, config: pull::Config) {
