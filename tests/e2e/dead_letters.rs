@@ -3,7 +3,8 @@
 use async_nats::HeaderMap;
 use lab::{NatsOptions, Port};
 use serde_json::Value;
-use support::{DEADLINE, TestEnv, TestEnvOptions, until};
+use support::{DEADLINE, SCRAPER, TestEnv, TestEnvOptions, ask, until};
+use tokio::net::TcpStream;
 use uuid::Uuid;
 
 /// Events of a blocked aggregate while it is mended.
@@ -123,6 +124,44 @@ async fn a_row_that_is_still_there_becomes_what_its_dead_letter_was_mended_to() 
             SELECT concat_ws(' ', aggregate_id, event_type, payload, headers) FROM gone";
         assert_eq!(env.query::<String>(is).await, r#"b Paid {"n": 1} {"x": "y"}"#, "{keys}");
     }
+}
+
+/// It was requeued and died again since somebody saw it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_letter_that_died_again_is_another_one_than_was_seen() {
+    let mut env = env("skip").await;
+    let api = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &api.addr().to_string());
+    env.set("TAILPOST_ADMIN__TOKEN", SCRAPER);
+    let _relay = env.relay();
+    let id = emit(&env, "a", 1, 9_000).await;
+    wait_dead(&env, 1).await;
+    let asked = async |method: &str, path: &str, tag: &str| {
+        let headers = format!(
+            "Host: {}\r\nAuthorization: Bearer {SCRAPER}\r\nContent-Type: application/json\r\n\
+             If-Match: {tag}",
+            api.addr()
+        );
+        let path = format!("/api/v1/outbox/dead-letter/{id}{path}");
+        let stream = TcpStream::connect(api.addr()).await.expect("it listens");
+        let body = if method == "GET" { "" } else { r#"{"by": "ada", "why": "a test"}"# };
+        ask(stream, method, &path, &headers, body).await.expect("an answer")
+    };
+    let tag = async || {
+        let shown = asked("GET", "", "*").await;
+        let body = shown.split_once("\r\n\r\n").expect("a body").1;
+        let shown: Value = serde_json::from_str(body).expect("JSON");
+        shown["etag"].as_str().expect("a tag").to_owned()
+    };
+    let seen = tag().await;
+    dlq(&env, 0, &["requeue", &id.to_string(), "--direct"]).await;
+    wait_dead(&env, 1).await;
+    until(DEADLINE, "it died again", async || tag().await != seen).await;
+    for (method, path) in [("POST", "/requeue"), ("DELETE", "")] {
+        let told = asked(method, path, &seen).await;
+        assert!(told.starts_with("HTTP/1.1 412"), "{method}: {told}");
+    }
+    assert!(asked("DELETE", "", &tag().await).await.starts_with("HTTP/1.1 204"));
 }
 
 /// An event that is in the stream after all, because somebody brought it there, is not

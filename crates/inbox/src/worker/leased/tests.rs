@@ -195,6 +195,37 @@ async fn a_failed_attempt_that_cannot_be_noted_keeps_no_event_from_its_end() {
     }
 }
 
+/// Many records are locked: each is waited for, and all of them for less than two would be otherwise.
+#[tokio::test]
+async fn of_a_group_whose_records_are_locked_each_is_waited_for_briefly() {
+    let Server { postgres, client: _client, context } = server().await;
+    let (reports, mut said) = mpsc::channel(64);
+    let claimed = claim_all(&context, items(), &reports).await;
+    let mut other = postgres.client("postgres").await.expect("connect");
+    let locking = other.transaction().await.expect("begin");
+    locking.execute("SELECT FROM inbox_messages FOR UPDATE", &[]).await.expect("lock them");
+    let ended = |(item, claimed): (Item, Claimed)| Ended {
+        item,
+        decision: Some(Decision::Complete { outcome: None }),
+        took: None,
+        _lease: context.leases.keep(claimed.claim, claimed.since),
+        claimed,
+        reports: reports.clone(),
+    };
+    let mut batch: Vec<Ended> = claimed.into_iter().map(ended).collect();
+    let began = Instant::now();
+    write_all(&context, &mut batch).await;
+    let (took, usual) = (began.elapsed(), Duration::from_secs(1));
+    assert_eq!(batch.len() as u64, EVENTS, "nothing is written");
+    assert!(took < 3 * usual, "{EVENTS} and the group took {took:?}");
+    locking.rollback().await.expect("give the locks back");
+    write_all(&context, &mut batch).await;
+    assert_eq!(reported(&mut said, 5).await.len(), 5);
+    let store = context.pool.get().await;
+    let waits = store.client().query_one("SHOW lock_timeout", &[]).await.expect("ask");
+    assert_eq!(waits.get::<_, &str>(0), "1s", "as usual");
+}
+
 // proves: G-EFFECT-2
 #[tokio::test]
 async fn of_a_group_of_claims_one_that_is_locked_keeps_no_other() {
