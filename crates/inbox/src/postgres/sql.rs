@@ -19,8 +19,20 @@ pub use self::control::find_controls;
 /// The record is held by whoever has this token. The status is asked for in a way that hides it from
 /// the planner: `idx_inbox_unprocessed` has an entry for each claim since the last vacuum, and the
 /// planner would read them all instead of the primary key's few.
-const OURS: &str = "m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+const OURS: &str =
+    "m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
     AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'";
+
+/// Records of the consumer to look up, each by its primary key. A plan is kept for as long as the
+/// statistics of the table, and those of a young one say that all records of the consumer are read as
+/// fast as one. So the planner may not know that the consumer is the same in each row (`OFFSET 0`),
+/// nor see an order in which all of the index could be read (`ANY`).
+fn records(arrays: &str, columns: &str) -> String {
+    format!(
+        "(SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest({arrays})
+             AS i ({columns}) OFFSET 0) AS i"
+    )
+}
 
 /// Nobody is at work on the record.
 pub(crate) const FREE: &str =

@@ -14,6 +14,7 @@
 //! takes what is new, what failed and is due, and what was left behind by a worker that gives no
 //! sign of life, unless three starts have no end: then the handler kills the process.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -78,8 +79,7 @@ impl Store {
         // Sessions are kept for long.
         client.batch_execute("SET idle_session_timeout = 0").await?;
         if !scope.lent {
-            // Planning anew each time takes longer than what is planned: keys, always.
-            client.batch_execute("SET plan_cache_mode = force_generic_plan").await?;
+            client.batch_execute(LOOK_UP_KEYS).await?;
         }
         client.batch_execute(wait_for_locks(scope.lent)).await?;
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
@@ -186,7 +186,9 @@ impl Statements {
         let parameters: [&(dyn ToSql + Sync); 10] =
             [consumer, &ids, &times, &subjects, &seqs, stream, owner, &token, &lease, &role];
         let rows = on.query(&self.claim, &parameters).await?;
-        Ok(rows.iter().map(claim_of).collect())
+        let replies: HashMap<Uuid, ClaimReply> =
+            rows.iter().map(|row| (row.get(0), claim_of(row))).collect();
+        Ok(ids.iter().map(|id| replies[id]).collect())
     }
 
     /// Extends leases. Returns those that are still ours, and whether they were extended: not those of
@@ -352,6 +354,11 @@ impl Statements {
 pub const MAKE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', false)
     WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
+/// Every statement of ours looks for a few records by their keys. Planning anew, or compiling, would
+/// take longer.
+const LOOK_UP_KEYS: &str = "SET plan_cache_mode = force_generic_plan; SET jit = off;
+    SET enable_seqscan = off";
+
 /// A duplicate that another worker has at work is not waited for. On a connection of ours nothing keeps a
 /// record locked for longer than it takes to commit.
 fn wait_for_locks(is_lent: bool) -> &'static str {
@@ -382,17 +389,17 @@ fn noted(failed: Option<Failed<'_>>) -> (Option<i16>, Option<i32>) {
 fn claim_of(row: &Row) -> ClaimReply {
     let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
     let duration = |index: usize| Duration::try_from_secs_f64(row.get(index)).unwrap_or_default();
-    let remaining = || duration(3);
-    match row.get(0) {
+    let remaining = || duration(4);
+    match row.get(1) {
         "claimed" => {
-            let age = row.get::<_, Option<f64>>(4);
+            let age = row.get::<_, Option<f64>>(5);
             let age = age.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
-            ClaimReply::Claimed { attempts: count(1), unfinished: count(2), age }
+            ClaimReply::Claimed { attempts: count(2), unfinished: count(3), age }
         }
         "resolved" => ClaimReply::Resolved,
         "leased" => ClaimReply::Leased { remaining: remaining() },
         "early" => ClaimReply::Early { remaining: remaining() },
-        "crashed" => ClaimReply::Crashed { attempts: count(1) },
+        "crashed" => ClaimReply::Crashed { attempts: count(2) },
         "forgotten" => ClaimReply::Forgotten,
         _ => ClaimReply::Contended,
     }

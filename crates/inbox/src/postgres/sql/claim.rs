@@ -24,7 +24,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
     format!(
         "WITH input AS (
              SELECT * FROM unnest($2, $3, $4::text[], $5::bigint[])
-                 WITH ORDINALITY AS i (message_id, event_time, subject, stream_seq, place)
+                 AS i (message_id, event_time, subject, stream_seq)
          ), claimed AS (
              INSERT INTO {table} AS m (consumer, message_id, event_time, subject, stream,
                  stream_seq, status, attempts, lease_owner, lease_token, claimed_at, expires_at)
@@ -33,7 +33,7 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
              FROM input
              WHERE {role} AND ({remembered} OR EXISTS (SELECT FROM {table} AS r
                  WHERE r.consumer = $1 AND r.message_id = input.message_id
-                     AND r.event_time = input.event_time))
+                     AND r.event_time = input.event_time OFFSET 0))
              ORDER BY message_id
              ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
                  status = 'PROCESSING', attempts = m.attempts + 1,
@@ -46,9 +46,13 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
              RETURNING m.message_id, m.attempts, m.finished_attempts,
                  clock_timestamp() - m.tried_since AS age
          )
+         SELECT message_id, 'claimed', attempts, attempts - finished_attempts, 0::float8,
+             extract(epoch FROM age)::float8
+         FROM claimed
+         UNION ALL
          SELECT
+             input.message_id,
              CASE
-                 WHEN claimed.message_id IS NOT NULL THEN 'claimed'
                  WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'resolved'
                  WHEN NOT {free} THEN 'leased'
                  WHEN NOT {role} THEN 'contended'
@@ -57,21 +61,19 @@ pub(crate) fn claim_events(schema: &str, free: &str) -> String {
                  WHEN m.message_id IS NULL AND NOT input.{remembered} THEN 'forgotten'
                  ELSE 'contended'
              END,
-             coalesce(claimed.attempts, m.attempts, 0),
-             coalesce(claimed.attempts - claimed.finished_attempts,
-                 m.attempts - m.finished_attempts, 0),
+             coalesce(m.attempts, 0),
+             coalesce(m.attempts - m.finished_attempts, 0),
              coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
                  ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8,
-             extract(epoch FROM claimed.age)::float8
+             NULL
          FROM input
-         LEFT JOIN claimed USING (message_id)
-         LEFT JOIN LATERAL ( -- looked up only where it was not claimed
+         LEFT JOIN LATERAL (
              SELECT * FROM {table} AS r
-             WHERE claimed.message_id IS NULL AND r.consumer = $1
-                 AND r.message_id = input.message_id AND r.event_time = input.event_time
+             WHERE r.consumer = $1 AND r.message_id = input.message_id
+                 AND r.event_time = input.event_time
              OFFSET 0
          ) AS m ON TRUE
-         ORDER BY place"
+         WHERE input.message_id NOT IN (SELECT message_id FROM claimed)"
     )
 }
 

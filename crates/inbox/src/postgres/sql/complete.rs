@@ -1,19 +1,21 @@
-use super::OURS;
 use super::attempts::note;
+use super::{OURS, records};
+
+const ENDS: &str = "$2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[]";
 
 /// Each claim ends as its row of the arrays says. One that is given back stays as if it had never been
 /// made: the attempt does not count. A word says that it failed.
 pub(crate) fn end_claims(schema: &str) -> String {
-    let ends = "unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
-             AS i (message_id, event_time, token, status, word, delay)";
-    format!("{} RETURNING m.message_id", end(schema, ends))
+    let ends = records(ENDS, "message_id, event_time, token, status, word, delay");
+    format!("{} RETURNING m.message_id", end(schema, &ends))
 }
 
 /// The same, where attempts failed: `$8` has the codes, `$9` how long each took, if it was one.
 pub(crate) fn end_failed_claims(schema: &str) -> String {
-    let ends = "unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[], $8::smallint[],
-                 $9::int[])
-             AS i (message_id, event_time, token, status, word, delay, code, took)";
+    let ends = records(
+        &format!("{ENDS}, $8::smallint[], $9::int[]"),
+        "message_id, event_time, token, status, word, delay, code, took",
+    );
     format!(
         "WITH ended AS (
          {end}
@@ -21,7 +23,7 @@ pub(crate) fn end_failed_claims(schema: &str) -> String {
              i.took, m.attempts + (i.status = 'PROCESSING')::int AS attempt
          ), {note}
          SELECT message_id FROM ended",
-        end = end(schema, ends),
+        end = end(schema, &ends),
         note = note(schema)
     )
 }
@@ -47,11 +49,12 @@ fn end(schema: &str, ends: &str) -> String {
 
 /// What handlers had to say, beside records of this transaction.
 pub(crate) fn note_outcomes(schema: &str) -> String {
+    let noted = records("$2, $3, $4::text[]", "message_id, event_time, outcome");
     format!(
         "UPDATE {schema}.inbox_messages AS m
          SET outcome = i.outcome
-         FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
-         WHERE m.consumer = $1 AND m.message_id = i.message_id
+         FROM {noted}
+         WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id
              AND m.event_time = i.event_time AND m.status = 'PROCESSED'"
     )
 }

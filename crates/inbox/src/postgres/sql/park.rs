@@ -1,6 +1,6 @@
-use super::OURS;
 use super::attempts::note;
 use super::claim::has_role;
+use super::{OURS, records};
 use crate::record::UNFINISHED_MAX;
 
 pub(crate) fn park_claimed(schema: &str) -> String {
@@ -25,8 +25,9 @@ fn dead_claimed(schema: &str) -> String {
         "UPDATE {schema}.inbox_messages AS m
          SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
              lease_token = NULL, expires_at = NULL
-         FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-         WHERE {OURS} RETURNING m.attempts, m.lease_owner AS worker"
+         FROM {claimed}
+         WHERE {OURS} RETURNING m.attempts, m.lease_owner AS worker",
+        claimed = records("$2, $3, ARRAY[$11]::uuid[]", "message_id, event_time, token")
     )
 }
 
@@ -37,12 +38,13 @@ pub(crate) fn park_crashed(schema: &str, free: &str) -> String {
         "UPDATE {schema}.inbox_messages AS m
          SET status = 'DEAD', last_error = $10, lease_token = NULL,
              expires_at = NULL, next_attempt_at = NULL
-         FROM unnest($2, $3) AS i (message_id, event_time)
-         WHERE m.consumer = $1 AND m.message_id = i.message_id
+         FROM {crashed}
+         WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id
              AND m.event_time = i.event_time AND {free}
              AND m.attempts - m.finished_attempts >= {UNFINISHED_MAX}
              AND {role}
          RETURNING m.attempts",
+        crashed = records("$2, $3", "message_id, event_time"),
         role = has_role(schema, "$11")
     );
     park(schema, &dead, "")

@@ -126,14 +126,15 @@ RETURNING message_id;
 -- note outcomes
 UPDATE public.inbox_messages AS m
 SET outcome = i.outcome
-FROM unnest($2, $3, $4::text[]) AS i (message_id, event_time, outcome)
-WHERE m.consumer = $1 AND m.message_id = i.message_id
+FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, $4::text[])
+    AS i (message_id, event_time, outcome) OFFSET 0) AS i
+WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id
     AND m.event_time = i.event_time AND m.status = 'PROCESSED';
 
 -- claim events
 WITH input AS (
     SELECT * FROM unnest($2, $3, $4::text[], $5::bigint[])
-        WITH ORDINALITY AS i (message_id, event_time, subject, stream_seq, place)
+        AS i (message_id, event_time, subject, stream_seq)
 ), claimed AS (
     INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject, stream,
         stream_seq, status, attempts, lease_owner, lease_token, claimed_at, expires_at)
@@ -144,7 +145,7 @@ WITH input AS (
     WHERE r.consumer = $1 AND r.token = $10::uuid) AND (event_time >= (SELECT coalesce(max(forgotten_before), '-infinity')
     FROM public.inbox_retention) OR EXISTS (SELECT FROM public.inbox_messages AS r
         WHERE r.consumer = $1 AND r.message_id = input.message_id
-            AND r.event_time = input.event_time))
+            AND r.event_time = input.event_time OFFSET 0))
     ORDER BY message_id
     ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET
         status = 'PROCESSING', attempts = m.attempts + 1,
@@ -157,9 +158,13 @@ WITH input AS (
     RETURNING m.message_id, m.attempts, m.finished_attempts,
         clock_timestamp() - m.tried_since AS age
 )
+SELECT message_id, 'claimed', attempts, attempts - finished_attempts, 0::float8,
+    extract(epoch FROM age)::float8
+FROM claimed
+UNION ALL
 SELECT
+    input.message_id,
     CASE
-        WHEN claimed.message_id IS NOT NULL THEN 'claimed'
         WHEN m.status IN ('PROCESSED', 'DEAD', 'REJECTED') THEN 'resolved'
         WHEN NOT m.status IN ('PROCESSING', 'FAILED') THEN 'leased'
         WHEN NOT EXISTS (SELECT FROM public.inbox_roles AS r
@@ -170,33 +175,34 @@ SELECT
     FROM public.inbox_retention) THEN 'forgotten'
         ELSE 'contended'
     END,
-    coalesce(claimed.attempts, m.attempts, 0),
-    coalesce(claimed.attempts - claimed.finished_attempts,
-        m.attempts - m.finished_attempts, 0),
+    coalesce(m.attempts, 0),
+    coalesce(m.attempts - m.finished_attempts, 0),
     coalesce(extract(epoch FROM CASE m.status WHEN 'PROCESSING' THEN m.expires_at
         ELSE m.next_attempt_at END - clock_timestamp()), 0)::float8,
-    extract(epoch FROM claimed.age)::float8
+    NULL
 FROM input
-LEFT JOIN claimed USING (message_id)
-LEFT JOIN LATERAL ( -- looked up only where it was not claimed
+LEFT JOIN LATERAL (
     SELECT * FROM public.inbox_messages AS r
-    WHERE claimed.message_id IS NULL AND r.consumer = $1
-        AND r.message_id = input.message_id AND r.event_time = input.event_time
+    WHERE r.consumer = $1 AND r.message_id = input.message_id
+        AND r.event_time = input.event_time
     OFFSET 0
 ) AS m ON TRUE
-ORDER BY place;
+WHERE input.message_id NOT IN (SELECT message_id FROM claimed);
 
 -- extend leases
 WITH ours AS MATERIALIZED (
-         SELECT m.message_id, m.event_time FROM public.inbox_messages AS m, unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+         SELECT m.message_id, m.event_time FROM public.inbox_messages AS m, (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, $4::uuid[])
+         AS i (message_id, event_time, token) OFFSET 0) AS i WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
      ), free AS MATERIALIZED (
-         SELECT m.message_id, m.event_time FROM public.inbox_messages AS m, unnest($2, $3, $4::uuid[]) AS i (message_id, event_time, token) WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+         SELECT i.consumers, m.message_id, m.event_time FROM public.inbox_messages AS m, (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, $4::uuid[])
+         AS i (message_id, event_time, token) OFFSET 0) AS i
+         WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
          FOR NO KEY UPDATE OF m SKIP LOCKED
      ), extended AS (
          UPDATE public.inbox_messages AS m SET expires_at = clock_timestamp() + make_interval(secs => $5)
-         FROM free WHERE m.consumer = $1 AND m.message_id = free.message_id
+         FROM free WHERE m.consumer = ANY (free.consumers) AND m.message_id = free.message_id
              AND m.event_time = free.event_time
          RETURNING m.message_id
      )
@@ -215,9 +221,9 @@ UPDATE public.inbox_messages AS m
          attempts = m.attempts - (i.status = 'PROCESSING')::int,
          finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
          expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
-     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
-         AS i (message_id, event_time, token, status, word, delay)
-     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+     FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[])
+         AS i (message_id, event_time, token, status, word, delay) OFFSET 0) AS i
+     WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.message_id;
 
 -- end claims, some of which failed
@@ -234,10 +240,9 @@ WITH ended AS (
          attempts = m.attempts - (i.status = 'PROCESSING')::int,
          finished_attempts = m.finished_attempts + (i.status <> 'PROCESSING')::int,
          expires_at = CASE i.status WHEN 'PROCESSING' THEN clock_timestamp() END
-     FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[], $8::smallint[],
-             $9::int[])
-         AS i (message_id, event_time, token, status, word, delay, code, took)
-     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+     FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, $4::uuid[], $5::text[], $6::text[], $7::float8[], $8::smallint[], $9::int[])
+         AS i (message_id, event_time, token, status, word, delay, code, took) OFFSET 0) AS i
+     WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
      RETURNING m.message_id, m.event_time, m.lease_owner AS worker, i.word AS reason, i.code,
          i.took, m.attempts + (i.status = 'PROCESSING')::int AS attempt
@@ -262,8 +267,9 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
 WITH dead AS (UPDATE public.inbox_messages AS m
      SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
          lease_token = NULL, expires_at = NULL
-     FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+     FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, ARRAY[$11]::uuid[])
+         AS i (message_id, event_time, token) OFFSET 0) AS i
+     WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker)
      INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
          subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
@@ -284,8 +290,9 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attemp
 WITH dead AS (UPDATE public.inbox_messages AS m
      SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
          lease_token = NULL, expires_at = NULL
-     FROM unnest($2, $3, ARRAY[$11]::uuid[]) AS i (message_id, event_time, token)
-     WHERE m.consumer = $1 AND m.message_id = i.message_id AND m.event_time = i.event_time
+     FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, ARRAY[$11]::uuid[])
+         AS i (message_id, event_time, token) OFFSET 0) AS i
+     WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
 AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker), ended AS (
          SELECT ($2)[1] AS message_id, ($3)[1] AS event_time, attempts AS attempt,
              $14::smallint AS code, $15::int AS took, $10::text AS reason, worker
@@ -324,8 +331,9 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attemp
 WITH dead AS (UPDATE public.inbox_messages AS m
 SET status = 'DEAD', last_error = $10, lease_token = NULL,
     expires_at = NULL, next_attempt_at = NULL
-FROM unnest($2, $3) AS i (message_id, event_time)
-WHERE m.consumer = $1 AND m.message_id = i.message_id
+FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3)
+    AS i (message_id, event_time) OFFSET 0) AS i
+WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id
     AND m.event_time = i.event_time AND m.status IN ('PROCESSING', 'FAILED')
     AND m.attempts - m.finished_attempts >= 3
     AND EXISTS (SELECT FROM public.inbox_roles AS r

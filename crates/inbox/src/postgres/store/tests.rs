@@ -2,6 +2,8 @@
 //!
 //! `REPLAY_SEED=n` repeats one run.
 
+mod plans;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -416,8 +418,7 @@ async fn the_newest_failed_attempts_of_an_event_are_kept() {
         Claim { key: message.key, token }
     };
     let kept = async |message: &Message| {
-        let sql = "SELECT attempt || ' ' || coalesce(code, 0) || ' ' || took_ms || ' ' || reason
-                || ' ' || worker
+        let sql = "SELECT concat_ws(' ', attempt, coalesce(code, 0), took_ms, reason, worker)
             FROM inbox_attempts WHERE message_id = $1 ORDER BY id";
         let rows = on.query(sql, &[&message.key.id]).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect::<Vec<String>>()
@@ -480,7 +481,6 @@ async fn a_note_that_was_refused_is_tried_again_later() {
     assert!(sql.note_refused.lock().unwrap().is_none());
 }
 
-/// One that somebody has locked is not lost, and the others are extended.
 #[tokio::test]
 async fn of_a_group_of_leases_one_that_is_locked_keeps_no_other() {
     let postgres = server(true).await;
