@@ -118,6 +118,9 @@ async fn leave_over(clinic: &mut Clinic) {
         let config = pull::Config { durable_name: Some(name.into()), ..pull::Config::default() };
         stream.create_consumer(config).await.expect("create a consumer");
     }
+    let role = "INSERT INTO inbox_roles (consumer, partition, token, owner, expires_at)
+        VALUES ('billing', 1, gen_random_uuid(), '', '-infinity')";
+    clinic.env.execute(role).await;
 }
 
 async fn replace(clinic: &mut Clinic, config: pull::Config) {

@@ -95,8 +95,10 @@ async fn a_partition_that_nobody_has_or_that_does_not_move_is_named() {
 
     let hold = "SELECT pg_advisory_lock_shared(hashtextextended('a stranger', 1))";
     client.batch_execute(hold).await.expect("be there");
+    // As a worker takes it: what the last one said of itself goes.
     let take = "UPDATE inbox_roles SET owner = 'a stranger', token = gen_random_uuid(),
-        expires_at = now() + interval '1 hour' WHERE partition = 1";
+        expires_at = now() + interval '1 hour', state = NULL, breaker = NULL, reason = NULL,
+        next_probe_at = NULL WHERE partition = 1";
     env.execute(take).await;
     emit(&env, AGGREGATE, "{}").await;
     wait_told(&env, &api, "  stalled      billing-1: 1 events", "for billing-1, and none was")

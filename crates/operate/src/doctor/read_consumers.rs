@@ -152,11 +152,20 @@ async fn look(
         (_, Err(why)) => Err(why.clone()),
     };
     let left_over = match (&consumer, &nats) {
-        // Once for all of its partitions.
-        (Ok(Some(_)), Ok(nats)) if config.partition == 0 => bounded(left_over(nats, &config)).await,
+        // Once for all of its partitions. A user's rights name the durable consumers that there are.
+        (Ok(Some(_)), Ok(nats)) if config.partition == 0 && was_divided(&config, &tables) => {
+            bounded(left_over(nats, &config)).await
+        }
         _ => Ok(Vec::new()),
     };
     ConsumerSeen { config, tables, stream, consumer, left_over, permissions }
+}
+
+/// Whether it has partitions, or roles say that it had.
+fn was_divided(config: &Config, tables: &Known<TableFacts>) -> bool {
+    let roles = tables.as_ref().ok().and_then(|it| it.roles.as_ref().ok());
+    let mut of_consumer = roles.into_iter().flatten().filter(|it| it.consumer == config.consumer);
+    config.partitions.is_some() || of_consumer.any(|it| it.partition > 0)
 }
 
 async fn left_over(nats: &NatsClient, config: &Config) -> Result<Vec<String>, Error> {

@@ -452,12 +452,13 @@ SELECT event_time, message_id, consumer FROM page
 ORDER BY event_time DESC, message_id DESC, consumer DESC LIMIT 1;
 
 -- find what is wanted
-SELECT paused_at, paused_by, reason, coalesce(breaker_closings, 0) AS breaker_closings,
-    ARRAY(SELECT d.message_id FROM public.inbox_decisions AS d
-        WHERE d.decided_at > clock_timestamp() - interval '5 s'
-            AND d.consumer = it.consumer AND d.decision IN ('mark_processed', 'try_now')) AS at_once
-FROM (SELECT $1::text AS consumer) AS it
-LEFT JOIN public.inbox_controls USING (consumer);
+SELECT consumer, paused_at, paused_by, reason, breaker_closings
+FROM public.inbox_controls WHERE consumer = $1;
+
+-- find what is tried at once
+SELECT message_id FROM public.inbox_decisions
+WHERE decided_at > clock_timestamp() - interval '5 s'
+    AND consumer = $1 AND decision IN ('mark_processed', 'try_now');
 
 -- find a rewind
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,
