@@ -92,7 +92,7 @@ mod tests {
             title: "the log can be decoded",
             evidence: "wal_level = replica\u{1b}[2J".into(),
             remedies,
-            docs: "docs/doctor.md#replication-wal-level".into(),
+            docs: "docs/doctor.md#replication".into(),
         }
     }
 
@@ -111,7 +111,7 @@ replication
     wal_level = replica\\u{1b}[2J
     -> psql> ALTER SYSTEM SET wal_level = 'logical';
     -> restart PostgreSQL
-    see docs/doctor.md#replication-wal-level
+    see docs/doctor.md#replication
 
 1 error, 0 warnings, 1 ok, 0 skipped
 ";
