@@ -179,8 +179,6 @@ impl Clinic {
                     let args: Vec<&str> = args.split(' ').collect();
                     self.tailpost(&args).await;
                 }
-                // Of a provider, and followed by hand.
-                Some(("gcloud", _)) => {}
                 Some(("nats", _)) => nats_commands::run(&self.env, text).await,
                 _ => panic!("no such command here: {text}"),
             },

@@ -77,22 +77,6 @@ const MANAGED: &[Fault] = &[
     Fault::new(
         "managed-replication-role",
         "error",
-        &[Sql(&["CREATE ROLE cloudsqlsuperuser", "ALTER ROLE courier NOREPLICATION"])],
-        &["ALTER ROLE \"courier\" REPLICATION"],
-    ),
-    Fault::new(
-        "managed-logical-decoding",
-        "error",
-        &[Sql(&["ALTER ROLE courier SET cloudsql.logical_decoding = 'off'"])],
-        &[
-            "gcloud sql instances patch INSTANCE --database-flags=cloudsql.logical_decoding=on",
-            "restart the instance",
-        ],
-    )
-    .by_hand(&[Sql(&["ALTER ROLE courier SET cloudsql.logical_decoding = 'on'"])]),
-    Fault::new(
-        "managed-replication-role",
-        "error",
         &[Sql(&["CREATE ROLE rds_superuser", "CREATE ROLE rds_replication"])],
         &["GRANT rds_replication TO \"courier\""],
     ),
@@ -102,13 +86,6 @@ const MANAGED: &[Fault] = &[
         &[Sql(&["CREATE ROLE rds_iam", "GRANT rds_iam TO courier"])],
         &["REVOKE rds_iam FROM \"courier\"", "or set rds.iam_auth_for_replication = 1*"],
     ),
-    Fault::new(
-        "managed-logical-decoding",
-        "error",
-        &[Sql(&["ALTER ROLE courier SET rds.logical_replication = 'off'"])],
-        &["set rds.logical_replication = 1 in the parameter group*", "restart the instance"],
-    )
-    .by_hand(&[Sql(&["ALTER ROLE courier SET rds.logical_replication = 'on'"])]),
 ];
 
 async fn clinic() -> Clinic {

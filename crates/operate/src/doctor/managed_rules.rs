@@ -8,16 +8,9 @@ use relay::Mode;
 
 use super::facts::{Seen, Server};
 
-const POLLS: &str = "relay.mode = \"poll\" reads no log";
-
 pub(super) const RULES: &[Rule<Seen>] = &[
     rule("managed-service", "the provider is known", service),
-    rule("managed-logical-decoding", "the provider lets the log be decoded", logical_decoding),
-    rule(
-        "managed-replication-role",
-        "the role may replicate as the provider has it",
-        replication_role,
-    ),
+    rule("managed-replication-role", "the role may replicate as RDS has it", replication_role),
     rule("managed-iam", "the role can log in for replication", iam),
     rule("managed-direct-host", "postgres.url names the server and not a pooler", direct_host),
     rule("managed-failover", "a failover keeps the slot", failover),
@@ -114,44 +107,22 @@ fn service(seen: &Seen) -> Judged {
     ok(evidence)
 }
 
-fn logical_decoding(seen: &Seen) -> Judged {
-    if seen.config.mode == Mode::Poll {
-        return ok(POLLS);
-    }
-    let server = seen.server()?;
-    let setting = match known(seen)? {
-        Some(Service::Rds) => "rds.logical_replication",
-        Some(Service::CloudSql) => "cloudsql.logical_decoding",
-        _ => return ok("nothing beside wal_level"),
-    };
-    let value = server.setting(setting).unwrap_or("off");
-    if matches!(value, "on" | "1") {
-        return ok(format!("{setting} = {value}"));
-    }
-    let remedies = known(seen)?.map(Service::enable_decoding).unwrap_or_default();
-    error(format!("{setting} = {value}"), remedies)
-}
-
 fn replication_role(seen: &Seen) -> Judged {
     if seen.config.mode == Mode::Poll {
-        return ok(POLLS);
+        return ok("relay.mode = \"poll\" reads no log");
+    }
+    if known(seen)? != Some(Service::Rds) {
+        return ok("see replication-role");
     }
     let role = seen.role()?;
-    let name = quote(&role.name);
-    let is = |of: &str| role.member_of.iter().any(|it| it == of);
-    match known(seen)? {
-        Some(Service::Rds) if !is("rds_replication") && !is("rds_superuser") => error(
-            format!("role {name} is no member of rds_replication"),
-            [Remedy::sql(format!("GRANT rds_replication TO {name}"))],
-        ),
-        Some(Service::Rds) => ok("a member of rds_replication"),
-        Some(_) if !role.may_replicate && !role.is_superuser => error(
-            format!("role {name} has no REPLICATION"),
-            [Remedy::sql(format!("ALTER ROLE {name} REPLICATION"))],
-        ),
-        Some(_) => ok("REPLICATION"),
-        None => ok("no provider's"),
+    if role.member_of.iter().any(|it| it == "rds_replication" || it == "rds_superuser") {
+        return ok("a member of rds_replication");
     }
+    let name = quote(&role.name);
+    error(
+        format!("role {name} is no member of rds_replication"),
+        [Remedy::sql(format!("GRANT rds_replication TO {name}"))],
+    )
 }
 
 fn iam(seen: &Seen) -> Judged {

@@ -48,7 +48,6 @@ const ROLES: &[&str] = &[
 const CUSTOM: &[&str] = &[
     "rds.logical_replication",
     "rds.iam_auth_for_replication",
-    "cloudsql.logical_decoding",
     "azure.extensions",
     "neon.timeline_id",
     "cnpg.config_sha256",

@@ -108,24 +108,10 @@ fn what_cannot_be_asked_is_skipped_with_the_reason_and_the_rest_is_judged() {
 
 #[test]
 fn each_provider_is_known_by_what_only_it_has() {
-    for (traits, setting, remedy) in [
-        ("rds_superuser", "rds.logical_replication", "set rds.logical_replication = 1"),
-        ("cloudsqlsuperuser", "cloudsql.logical_decoding", "gcloud sql instances patch"),
-    ] {
-        let provided = |value: &'static str| {
-            move |it: &mut Server| {
-                it.traits = vec![traits.into()];
-                it.settings.insert(setting.into(), value.into());
-            }
-        };
-        let (severity, remedies) = of_server(provided("off"), "managed-logical-decoding");
-        assert_eq!(severity, Severity::Error);
-        assert!(remedies[0].starts_with(remedy), "{remedies:?}");
-        let (severity, _) = of_server(provided("on"), "managed-logical-decoding");
-        assert_eq!(severity, Severity::Ok);
-    }
     // Where wal_level cannot be set, what can is named.
     for (traits, remedy) in [
+        ("rds_superuser", "set rds.logical_replication = 1"),
+        ("cloudsqlsuperuser", "gcloud sql instances patch"),
         ("azure_pg_admin", "az postgres flexible-server parameter set"),
         ("neon_superuser", "enable logical replication"),
         ("supabase_admin", "ask Supabase's support"),
