@@ -101,7 +101,7 @@ fn judge(config: &Config, facts: &Arc<Facts>, scope: &Scope) -> Vec<Check> {
 async fn read(config: &Config) -> Facts {
     let (database, (mut broker, streams)) =
         tokio::join!(Box::pin(read_database(config)), Box::pin(read_nats(config)));
-    let Database { server, replication, rest } = database;
+    let (server, replication, rest) = database;
     let Rest { role, table, contents, shards: publications_and_slots } = rest;
     let mut shards = Vec::new();
     for ((publication, slot), (stream, overlaps, clock)) in
@@ -117,11 +117,7 @@ async fn read(config: &Config) -> Facts {
 
 type PublicationAndSlot = (Known<facts::Publication>, Known<Option<facts::SlotFacts>>);
 
-struct Database {
-    server: Result<Server, Failure>,
-    replication: Known<Result<(), Failure>>,
-    rest: Rest,
-}
+type Database = (Result<Server, Failure>, Known<Result<(), Failure>>, Rest);
 
 /// What is asked of a server that answers.
 struct Rest {
@@ -153,7 +149,7 @@ async fn read_database(config: &Config) -> Database {
         Ok(asked) => asked,
         Err(failure) => {
             let rest = Rest::unknown(config, &no_postgres());
-            return Database { server: Err(failure), replication: Err(no_postgres()), rest };
+            return (Err(failure), Err(no_postgres()), rest);
         }
     };
     // After the walsenders were counted, of which this is one.
@@ -163,15 +159,15 @@ async fn read_database(config: &Config) -> Database {
     );
     let late = || Skip::because(format!("PostgreSQL did not answer within {REST_MAX:?}"));
     let rest = rest.unwrap_or_else(|_| Rest::unknown(config, &late()));
-    Database { server: Ok(server), replication, rest }
+    (Ok(server), replication, rest)
 }
 
 async fn read_rest(connection: &Connection, config: &Config) -> Rest {
-    let role = read_server::role(connection, config.table.schema()).await;
-    let role = role.map_err(|error| read_server::skip(&error));
+    let unread = |error| read_server::skip(&error);
+    let role = read_server::role(connection, config.table.schema()).await.map_err(unread);
     let table = read_outbox::table(connection, config).await;
     let contents = match &table {
-        Ok(table) if table.exists => contents(connection, config).await,
+        Ok(table) if table.exists => contents(connection, config).await.map_err(unread),
         Ok(_) => Ok(Contents::default()),
         Err(why) => Err(why.clone()),
     };
@@ -184,17 +180,15 @@ async fn read_rest(connection: &Connection, config: &Config) -> Rest {
 }
 
 /// On a connection of its own, as the relay opens them.
-async fn contents(connection: &Connection, config: &Config) -> Known<Contents> {
+async fn contents(connection: &Connection, config: &Config) -> Result<Contents, Error> {
     let connected = async {
         let store = Store::brief(config, "tailpost doctor").await?;
         let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
         store.batch_execute("configure the session", bounded).await?;
         Ok(store)
     };
-    let store = answered("connect", connected).await;
-    let store = store.map_err(|error| read_server::skip(&error))?;
-    let read = read_outbox::contents(connection, &store, config).await;
-    read.map_err(|error| read_server::skip(&error))
+    let store = answered("connect", connected).await?;
+    read_outbox::contents(connection, &store, config).await
 }
 
 type StreamAndOverlaps =

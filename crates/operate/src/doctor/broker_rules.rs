@@ -5,7 +5,7 @@ use outbox::wire::subject_matches;
 use relay::Mode;
 use servers::nats_version;
 
-use super::facts::{Seen, Subjects};
+use super::facts::{Permissions, Seen, Subjects};
 use super::read_broker::{USER_INFO, api};
 use super::server_rules::judge_clock;
 
@@ -85,6 +85,19 @@ fn asked_for_plans(seen: &Seen) -> Vec<String> {
     shards.map(|it| api(&format!("CONSUMER.LIST.{}", it.stream.name))).collect()
 }
 
+impl Permissions {
+    /// What of these subjects the user may not publish, and not subscribe.
+    pub(super) fn lacking(&self, publish: &[String], subscribe: &[String]) -> Option<String> {
+        let of = [("publish", publish, &self.publish), ("subscribe", subscribe, &self.subscribe)];
+        let lacking = of.into_iter().filter_map(|(verb, needed, found)| {
+            let lacking: Vec<_> = needed.iter().filter(|it| !found.allow(it)).cloned().collect();
+            (!lacking.is_empty()).then(|| format!("{verb} {}", lacking.join(", ")))
+        });
+        let lacking: Vec<String> = lacking.collect();
+        (!lacking.is_empty()).then(|| lacking.join("; "))
+    }
+}
+
 impl Subjects {
     /// Whether everything that `wanted` matches is allowed.
     pub(super) fn allow(&self, wanted: &str) -> bool {
@@ -106,27 +119,14 @@ fn permissions(seen: &Seen) -> Judged {
         )));
     };
     let (mut publish, subscribe) = needed(seen);
-    let lacking = |needed: &[String], found: &Subjects| -> Vec<String> {
-        needed.iter().filter(|it| !found.allow(it)).cloned().collect()
-    };
-    let (mut unpublished, unheard) =
-        (lacking(&publish, &found.publish), lacking(&subscribe, &found.subscribe));
-    let works = unpublished.is_empty() && unheard.is_empty();
+    let works = found.lacking(&publish, &subscribe).is_none();
     if seen.config.mode != Mode::Poll {
         publish.extend(asked_for_plans(seen));
-        unpublished.extend(lacking(&asked_for_plans(seen), &found.publish));
     }
-    if works && unpublished.is_empty() {
+    let Some(lacking) = found.lacking(&publish, &subscribe) else {
         return ok("everything that a relay needs");
-    }
-    let mut evidence = Vec::new();
-    if !unpublished.is_empty() {
-        evidence.push(format!("publish {}", unpublished.join(", ")));
-    }
-    if !unheard.is_empty() {
-        evidence.push(format!("subscribe {}", unheard.join(", ")));
-    }
-    let evidence = format!("the user may not {}", evidence.join("; "));
+    };
+    let evidence = format!("the user may not {lacking}");
     let quoted = |all: Vec<String>| {
         let all: Vec<String> = all.iter().map(|it| format!("\"{it}\"")).collect();
         all.join(", ")

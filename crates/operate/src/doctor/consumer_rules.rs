@@ -6,6 +6,7 @@ use outbox::quote;
 use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::ConsumerSeen as Seen;
+use super::outbox_rules::judge_privileges;
 use super::read_broker::api;
 use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use crate::consumers;
@@ -52,18 +53,7 @@ fn tables(seen: &Seen) -> Judged {
 
 fn privileges(seen: &Seen) -> Judged {
     let tables = seen.tables()?;
-    let role = quote(&tables.role);
-    if tables.lacks.is_empty() {
-        return ok(format!("role {role}"));
-    }
-    let lacks = |(table, privileges): &(String, Vec<String>)| {
-        format!("{} on {table}", privileges.join(", "))
-    };
-    let evidence: Vec<String> = tables.lacks.iter().map(lacks).collect();
-    let grant =
-        |lack: &String| Remedy::sql(format!("GRANT {lack} TO {role}").replace(" on ", " ON "));
-    let remedies = evidence.iter().map(grant);
-    error(format!("role {role} lacks {}", evidence.join("; ")), remedies)
+    judge_privileges(&quote(&tables.role), &tables.lacks)
 }
 
 fn stream(seen: &Seen) -> Judged {
@@ -159,19 +149,12 @@ fn permissions(seen: &Seen) -> Judged {
     if !durables().any(|it| found.publish.allow(&requests(it))) {
         return Err(Skip::because("the user takes no events: ask as that of the inbox"));
     }
-    let acks = durables().map(|it| format!("$JS.ACK.{stream}.{it}.>"));
-    let unpublished: Vec<String> = acks.filter(|it| !found.publish.allow(it)).collect();
+    let acks: Vec<_> = durables().map(|it| format!("$JS.ACK.{stream}.{it}.>")).collect();
     let advisory = |it| format!("$JS.EVENT.ADVISORY.CONSUMER.*.{stream}.{it}");
-    let unheard: Vec<String> =
-        durables().map(advisory).filter(|it| !found.subscribe.allow(it)).collect();
-    let lacking = [("publish", unpublished), ("subscribe", unheard)];
-    let lacking = lacking.iter().filter(|(_, subjects)| !subjects.is_empty());
-    let lacking: Vec<String> =
-        lacking.map(|(verb, subjects)| format!("{verb} {}", subjects.join(", "))).collect();
-    if lacking.is_empty() {
+    let advisories: Vec<_> = durables().map(advisory).collect();
+    let Some(lacking) = found.lacking(&acks, &advisories) else {
         return ok("everything that a worker needs");
-    }
-    let lacking = lacking.join("; ");
+    };
     let remedy = Remedy::advice(format!("let the user {lacking}, and reload the server"));
     error(format!("the user may not {lacking}"), [remedy])
 }

@@ -181,18 +181,18 @@ fn privileges(seen: &Seen) -> Judged {
             [Remedy::sql(format!("GRANT USAGE ON SCHEMA {schema} TO {name}"))],
         );
     }
-    let table = seen.table()?;
-    let mut evidence: Vec<String> = Vec::new();
-    let mut remedies = Vec::new();
-    for (object, privileges) in &table.lacks {
-        let privileges = privileges.join(", ");
-        evidence.push(format!("{privileges} on {object}"));
-        remedies.push(Remedy::sql(format!("GRANT {privileges} ON {object} TO {name}")));
+    judge_privileges(&name, &seen.table()?.lacks)
+}
+
+/// Whether a role has what it needs: `lacks` is what it does not have of each table.
+pub(super) fn judge_privileges(role: &str, lacks: &[(String, Vec<String>)]) -> Judged {
+    if lacks.is_empty() {
+        return ok(format!("role {role}"));
     }
-    if remedies.is_empty() {
-        return ok(format!("role {name}"));
-    }
-    error(format!("role {name} lacks {}", evidence.join("; ")), remedies)
+    let lacks = lacks.iter().map(|(table, privileges)| (privileges.join(", "), table));
+    let evidence: Vec<_> = lacks.clone().map(|(it, table)| format!("{it} on {table}")).collect();
+    let grant = |(it, table)| Remedy::sql(format!("GRANT {it} ON {table} TO {role}"));
+    error(format!("role {role} lacks {}", evidence.join("; ")), lacks.map(grant))
 }
 
 fn policies(seen: &Seen) -> Judged {

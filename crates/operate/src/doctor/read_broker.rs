@@ -11,8 +11,8 @@ use relay::access::stream_check;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::CONNECT_MAX;
 use super::facts::{Broker, Failure, Known, Overlap, Permissions, StreamFacts, Subjects};
+use super::read_server::let_in;
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -21,16 +21,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 const STREAM_NOT_FOUND: u64 = 10_059;
 
 pub(super) async fn connect(config: &Config) -> Result<Client, Failure> {
-    let late = || Failure {
-        said: format!("could not connect to {}: no answer within {CONNECT_MAX:?}", config.nats),
-        hint: Some("check that a NATS server runs at that address, and any firewall".into()),
-        sqlstate: None,
-    };
-    match timeout(CONNECT_MAX, config.nats.connect("tailpost doctor")).await {
-        Ok(Ok(client)) => Ok(client),
-        Ok(Err(error)) => Err(Failure::of(&error.into())),
-        Err(_) => Err(late()),
-    }
+    let hint = "check that a NATS server runs at that address, and any firewall";
+    let_in(config.nats.connect("tailpost doctor"), (&config.nats, hint)).await
 }
 
 pub(super) async fn broker(client: &Client) -> Broker {

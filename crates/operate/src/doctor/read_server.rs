@@ -1,5 +1,6 @@
 //! Reads the facts about the database server and the role.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use crate::checks::Skip;
@@ -96,16 +97,9 @@ const SERVER: &str = "
               WHERE current_setting(name, true) IS NOT NULL) AS traits";
 
 pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
-    let late = || Failure {
-        said: format!("could not connect to {}: no answer within {CONNECT_MAX:?}", config.postgres),
-        hint: Some("check the address and any firewall".into()),
-        sqlstate: None,
-    };
-    let connected = timeout(CONNECT_MAX, config.postgres.connect("tailpost doctor")).await;
-    let client = match connected {
-        Ok(connected) => connected.map_err(|error| Failure::of(&error.into()))?,
-        Err(_) => return Err(late()),
-    };
+    let connecting = config.postgres.connect("tailpost doctor");
+    let late = (&config.postgres, "check the address and any firewall");
+    let client = let_in(connecting, late).await?;
     let connection = Connection::new(Session::own(client), Bound::Answer(ANSWER_MAX));
     // No statement here waits for others, and none is left behind.
     let seconds = ANSWER_MAX.as_secs();
@@ -113,6 +107,21 @@ pub(super) async fn connect(config: &Config) -> Result<Connection, Failure> {
     let configured = connection.batch_execute("configure the session", &sql).await;
     configured.map_err(|error| Failure::of(&error))?;
     Ok(connection)
+}
+
+/// What a server answers within [`CONNECT_MAX`]. Where it does not answer, that is named with what
+/// to do about it.
+pub(super) async fn let_in<T, E: Into<Error>>(
+    connecting: impl Future<Output = Result<T, E>>,
+    (server, hint): (impl Display, &str),
+) -> Result<T, Failure> {
+    let late = || Failure {
+        said: format!("could not connect to {server}: no answer within {CONNECT_MAX:?}"),
+        hint: Some(hint.to_owned()),
+        sqlstate: None,
+    };
+    let connected = timeout(CONNECT_MAX, connecting).await.map_err(|_| late())?;
+    connected.map_err(|error| Failure::of(&error.into()))
 }
 
 /// What could not be read, as a reason.
@@ -127,15 +136,9 @@ pub(super) async fn replication(config: &Config) -> Known<Result<(), Failure>> {
     }
     let shards = config.each_shard();
     let config = shards.first().unwrap_or(config);
-    match timeout(CONNECT_MAX, Replication::connect(config)).await {
-        Ok(Ok(_)) => Ok(Ok(())),
-        Ok(Err(error)) => Ok(Err(Failure::of(&error))),
-        Err(_) => Ok(Err(Failure {
-            said: format!("no answer on a replication connection within {CONNECT_MAX:?}"),
-            hint: Some("name the database server itself in postgres.url, not a pooler".into()),
-            sqlstate: None,
-        })),
-    }
+    let hint = "name the database server itself in postgres.url, not a pooler";
+    let late = (format!("{} for replication", config.postgres), hint);
+    Ok(let_in(Replication::connect(config), late).await.map(|_| ()))
 }
 
 pub(super) async fn server(connection: &Connection) -> Result<Server, Error> {
