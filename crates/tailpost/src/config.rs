@@ -16,7 +16,6 @@ mod routes;
 mod sections;
 mod shown;
 mod telemetry_settings;
-mod variable_name;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -42,7 +41,6 @@ pub(crate) use layers::Sources;
 pub(crate) use sections::LogFormat;
 pub(crate) use shown::Setting;
 pub(crate) use telemetry_settings::TelemetrySettings;
-pub(crate) use variable_name::variable;
 
 /// The effective settings. Holds secrets: not `Debug`, never printed.
 #[derive(Clone, Deserialize)]

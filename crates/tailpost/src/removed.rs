@@ -1,7 +1,5 @@
 //! What earlier versions took: settings, values and flags, each with what takes its place.
 
-use crate::config::variable;
-
 const BACKOFF: &str = "inbox.backoff lists the pauses: [\"5s\", \"10s\", \"20s\"]; the last one is that of all further ones";
 
 /// The path of a setting, the value that is gone if it is not the setting itself, and what takes its
@@ -32,9 +30,9 @@ pub(crate) fn instead_of(path: &str, value: Option<&str>) -> Option<&'static str
     SETTINGS.iter().find(is_gone).map(|it| it.2)
 }
 
-/// The path of a setting that is gone, if the environment variable is its.
-pub(crate) fn path_of_variable(name: &str) -> Option<&'static str> {
-    SETTINGS.iter().map(|it| it.0).find(|path| variable(path) == name)
+/// The paths of settings that are gone, some of them with one value only.
+pub(crate) fn paths() -> impl Iterator<Item = &'static str> {
+    SETTINGS.iter().map(|it| it.0)
 }
 
 /// The value of a flag that is gone.

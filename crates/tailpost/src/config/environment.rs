@@ -1,11 +1,13 @@
-//! Settings from environment variables.
+//! Settings from environment variables, and what the variables are called.
+
+use std::collections::BTreeMap;
 
 use super::error::{Error, Origin, closest};
 use super::given::Given;
-use super::reference::{Key, is_secret};
-use super::variable_name::PREFIX;
+use super::reference::{KEYS, Key, SHARED, is_secret, path_of};
 use crate::removed;
 
+const PREFIX: &str = "TAILPOST_";
 /// The address of requests with spans itself: that of a collector has `/v1/traces` added to it.
 const EXACT_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 /// Variables with our prefix that are no settings.
@@ -24,6 +26,24 @@ const ALIASES: [(&str, &str, &str); 10] = [
     ("TAILPOST_OUTBOX_MAX_ATTEMPTS", "relay.max_attempts", ""),
     ("TAILPOST_OUTBOX_POLL_MS", "relay.poll_interval", "ms"),
 ];
+
+/// `relay.scan_batch` is `TAILPOST_RELAY__SCAN_BATCH`.
+fn variable(path: &str) -> String {
+    format!("{PREFIX}{}", path.replace('.', "__").replace('-', "_").to_uppercase())
+}
+
+/// Each variable with its path and its key. Only consumers that are known have some.
+fn variables(given: &Given) -> BTreeMap<String, (String, &'static Key)> {
+    let of_consumer = |consumer: &String, key: &'static Key| {
+        let name = key.path.strip_prefix("inbox.").filter(|_| key.path != SHARED)?;
+        Some((path_of(Some(consumer), name), key))
+    };
+    let own = KEYS.iter().flat_map(|key| {
+        given.consumers.iter().filter_map(move |consumer| of_consumer(consumer, key))
+    });
+    let all = KEYS.iter().map(|key| (key.path.clone(), key)).chain(own);
+    all.map(|(path, key)| (variable(&path), (path, key))).collect()
+}
 
 pub(super) fn apply(given: &mut Given, environment: &[(String, String)]) -> Result<(), Error> {
     let set = || environment.iter().filter(|(_, value)| !value.is_empty());
@@ -54,14 +74,14 @@ pub(super) fn apply(given: &mut Given, environment: &[(String, String)]) -> Resu
         if is_alias || NOT_SETTINGS.contains(&name.as_str()) {
             continue;
         }
-        let mut variables = given.variables();
+        let mut variables = variables(given);
         let found = variables.remove(name);
         // An empty secret is a mistake rather than none.
         if text.is_empty() && !found.as_ref().is_some_and(|(path, _)| is_secret(path)) {
             continue;
         }
         let origin = Origin::Variable(name.clone());
-        let gone = removed::path_of_variable(name);
+        let gone = removed::paths().find(|path| variable(path) == *name);
         if let Some(gone) = gone.and_then(|path| Error::removed(&origin, path, Some(text))) {
             return Err(gone);
         }

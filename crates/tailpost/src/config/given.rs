@@ -10,7 +10,6 @@ use super::error::{Error, Origin, closest};
 use super::forms::wanted;
 use super::reference::{INBOX, KEYS, Key, SHARED, of_inbox, path_of};
 use super::sections::ConsumerSettings;
-use super::variable_name::variable;
 
 /// Holds secrets: not `Debug`.
 #[derive(Clone, Default)]
@@ -139,19 +138,6 @@ impl Given {
             };
             Error::about(self.origin(path), format!("`{path}` must be {wanted}"))
         })
-    }
-
-    /// Each variable with its path and its key. Only consumers that are known have some.
-    pub(super) fn variables(&self) -> BTreeMap<String, (String, &'static Key)> {
-        let of_consumer = |consumer: &String, key: &'static Key| {
-            let name = key.path.strip_prefix("inbox.").filter(|_| key.path != SHARED)?;
-            Some((path_of(Some(consumer), name), key))
-        };
-        let own = KEYS.iter().flat_map(|key| {
-            self.consumers.iter().filter_map(move |consumer| of_consumer(consumer, key))
-        });
-        let all = KEYS.iter().map(|key| (key.path.clone(), key)).chain(own);
-        all.map(|(path, key)| (variable(&path), (path, key))).collect()
     }
 }
 
