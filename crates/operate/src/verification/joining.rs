@@ -12,8 +12,17 @@ use crate::verify_rules::judge::{Candidate, Counts, Judge};
 use crate::verify_rules::spilled::{OrderRecord, OrphanRecord};
 use crate::verify_rules::{Finding, Findings, Kind, Unjudged};
 
+const BEFORE_ALL_ROWS: &str = "messages before the first one that has a row: their rows were deleted, \
+                               or they never had any";
+const ELSEWHERE: &str = "rows that name another stream than the configured ones";
+const MARKED_BY_OTHERS: &str = "rows that somebody else marked as published: they name no stream, and \
+                                no message has their ids";
+const TRANSFORMED: &str = "messages whose subjects the stream transforms: these are not compared";
 const EMITTED: &str = "messages of events that never had a row (outbox_emit_wal): whether one is \
                        missing, and what it held, cannot be told";
+const YOUNGER: &str = "messages of events that committed after the table was read";
+const REPLAYED: &str = "messages that replays stored of events that are there without them, or whose \
+                        rows are gone";
 
 /// Messages without a row that are looked at again at a time.
 const ORPHANS_AT_ONCE: usize = 10_000;
@@ -158,73 +167,34 @@ impl<'a> Joining<'a> {
     fn unjudged(&self, counts: &Counts, unrowed: &Orphans) -> Vec<Unjudged> {
         let is_limited = self.run.options.since.is_some() || self.run.options.from_lsn.is_some();
         let range = if is_limited { " or before the range" } else { "" };
+        let out_of_reach = format!(
+            "rows whose messages the stream has purged or forgotten{range}, or cannot be told to \
+             have kept"
+        );
+        let is_unknown = "whether they ever had one, and what it held, cannot be told";
+        let deleted = format!("messages without a row, with relay.mark = \"delete\": {is_unknown}");
+        let retained = format!(
+            "messages without a row from before the time up to which retention deletes rows: \
+             {is_unknown}"
+        );
         [
-            (
-                "out_of_reach",
-                counts.out_of_reach,
-                format!(
-                    "rows whose messages the stream has purged or forgotten{range}, or cannot be \
-                     told to have kept"
-                ),
-            ),
-            (
-                "without_row",
-                unrowed.before_all_rows,
-                "messages before the first one that has a row: their rows were deleted, or they \
-                 never had any"
-                    .into(),
-            ),
-            (
-                "deleted",
-                unrowed.expected,
-                "messages without a row, with relay.mark = \"delete\": whether they ever had one, \
-                 and what it held, cannot be told"
-                    .into(),
-            ),
-            (
-                "retention",
-                unrowed.retained,
-                "messages without a row from before the time up to which retention deletes rows: \
-                 whether they ever had one, and what it held, cannot be told"
-                    .into(),
-            ),
-            (
-                "elsewhere",
-                counts.elsewhere,
-                "rows that name another stream than the configured ones".into(),
-            ),
-            (
-                "marked_by_others",
-                counts.marked_by_others,
-                "rows that somebody else marked as published: they name no stream, and no message \
-                 has their ids"
-                    .into(),
-            ),
-            ("dropped", counts.dropped, "rows that a route dropped".into()),
-            ("routed_away", counts.routed_away, "events that the present routes would drop".into()),
-            (
-                "transformed",
-                counts.transformed,
-                "messages whose subjects the stream transforms: these are not compared".into(),
-            ),
-            ("emitted", counts.emitted, EMITTED.into()),
-            (
-                "younger",
-                counts.younger,
-                "messages of events that committed after the table was read".into(),
-            ),
-            (
-                "replayed",
-                counts.replayed,
-                "messages that replays stored of events that are there without them, or whose rows \
-                 are gone"
-                    .into(),
-            ),
-            ("foreign", counts.foreign, "messages of other writers".into()),
+            ("out_of_reach", counts.out_of_reach, &*out_of_reach),
+            ("without_row", unrowed.before_all_rows, BEFORE_ALL_ROWS),
+            ("deleted", unrowed.expected, &deleted),
+            ("retention", unrowed.retained, &retained),
+            ("elsewhere", counts.elsewhere, ELSEWHERE),
+            ("marked_by_others", counts.marked_by_others, MARKED_BY_OTHERS),
+            ("dropped", counts.dropped, "rows that a route dropped"),
+            ("routed_away", counts.routed_away, "events that the present routes would drop"),
+            ("transformed", counts.transformed, TRANSFORMED),
+            ("emitted", counts.emitted, EMITTED),
+            ("younger", counts.younger, YOUNGER),
+            ("replayed", counts.replayed, REPLAYED),
+            ("foreign", counts.foreign, "messages of other writers"),
         ]
         .into_iter()
         .filter(|it| it.1 > 0)
-        .map(|(what, count, why)| Unjudged { what, count, why })
+        .map(|(what, count, why)| Unjudged { what, count, why: why.to_owned() })
         .collect()
     }
 }
