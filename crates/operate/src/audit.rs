@@ -12,9 +12,9 @@ use uuid::Uuid;
 use crate::sql::Store;
 use crate::sql::records::select;
 
-/// Which entries are meant: those of which everything that is said is true.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AuditFilter {
+/// A question about the list: the entries are meant of which everything that is said is true.
+#[derive(Debug, Clone, Default)]
+pub struct AuditQuestion {
     /// `requeue`, `discard`, `pause`, …
     pub action: Option<String>,
     /// Part of who did it, in any case.
@@ -23,6 +23,10 @@ pub struct AuditFilter {
     pub since: Option<Timestamp>,
     /// Those of before.
     pub until: Option<Timestamp>,
+    /// Only those behind it.
+    pub after: Option<AuditPlace>,
+    /// At most so many.
+    pub limit: i64,
 }
 
 /// Where an entry is in the list: its time, and its key.
@@ -120,21 +124,10 @@ fn of_inbox(schema: &str) -> String {
     list(&[&decisions, &controls, &rewinds])
 }
 
-/// A question about the list.
-#[derive(Debug, Clone, Default)]
-pub struct AuditQuestion {
-    /// Which entries.
-    pub filter: AuditFilter,
-    /// Only those behind it.
-    pub after: Option<AuditPlace>,
-    /// At most so many.
-    pub limit: i64,
-}
-
 impl AuditQuestion {
     fn parameters(&self) -> [Box<dyn ToSql + Sync + Send + '_>; 7] {
-        let AuditFilter { action, actor, since, until } = &self.filter;
-        let (at, key) = self.after.as_ref().map(|it| (it.0, it.1.as_str())).unzip();
+        let Self { action, actor, since, until, after, limit } = self;
+        let (at, key) = after.as_ref().map(|it| (it.0, it.1.as_str())).unzip();
         [
             Box::new(action),
             Box::new(actor),
@@ -142,7 +135,7 @@ impl AuditQuestion {
             Box::new(until),
             Box::new(at),
             Box::new(key),
-            Box::new(self.limit),
+            Box::new(limit),
         ]
     }
 }

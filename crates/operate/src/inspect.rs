@@ -7,7 +7,6 @@ use relay::access::{Backlog, COUNT_MAX, direct_get, standby_slots, stream_check}
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
 use crate::dead_letters::Filter;
-use crate::dead_letters::outbox_letters::DeadLetters;
 use crate::maintain::{end, is_short};
 use crate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
@@ -344,8 +343,7 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
         "NULL::bigint".into()
     };
     let sql = format!(
-        "SELECT (SELECT count(*) FROM {dead} WHERE discarded_at IS NULL),
-                (SELECT reason FROM {dead} WHERE discarded_at IS NULL
+        "SELECT (SELECT reason FROM {dead} WHERE discarded_at IS NULL
                  ORDER BY dead_at DESC LIMIT 1),
                 ({dropped}),
                 (SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM {dead}
@@ -355,24 +353,24 @@ async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<Outb
     let unidentified = store.unidentified().await?;
     let (owed, refused) = store.owed().await?;
     let (marks_refused, mark_refusal) = refused.unzip();
-    let overview =
-        DeadLetters::connect(config).await?.overview(&Filter::default(), None, 0).await?;
+    let (dead_letters, oldest_dead_letter_seconds) =
+        store.count_dead_letters(&Filter::default()).await?;
     let count = |number: i64| u64::try_from(number).unwrap_or(0);
     Ok(OutboxReport {
         table: config.table.to_string(),
         unpublished: count(backlog.rows),
         unpublished_is_capped: backlog.rows >= COUNT_MAX,
-        dropped: row.get::<_, Option<i64>>(2).map(count),
+        dropped: row.get::<_, Option<i64>>(1).map(count),
         unidentified,
         owed: owed - marks_refused.unwrap_or(0),
         marks_refused: marks_refused.unwrap_or(0),
         mark_refusal,
         oldest_unpublished_seconds: backlog.oldest_seconds,
-        dead_letters: count(row.get(0)),
-        latest_dead_letter_reason: row.get(1),
-        blocked_aggregates: count(row.get(3)),
-        oldest_dead_letter_seconds: overview.oldest_seconds,
-        dead_letter_reasons: overview.groups,
+        dead_letters,
+        latest_dead_letter_reason: row.get(0),
+        blocked_aggregates: count(row.get(2)),
+        oldest_dead_letter_seconds,
+        dead_letter_reasons: store.dead_letter_groups(&Filter::default()).await?,
     })
 }
 

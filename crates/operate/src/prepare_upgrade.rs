@@ -17,7 +17,7 @@ const LOOKING: &str = "look for what an upgrade would interrupt";
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Whether PostgreSQL can be upgraded now without anything being lost or published twice.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct UpgradeReport {
     /// Nothing is open.
     pub ready: bool,
@@ -68,15 +68,7 @@ pub async fn prepare_upgrade(config: &Config, patience: Duration) -> Result<Upgr
     let store = Store::patient(config, "tailpost slot").await?;
     store.check_tables().await?;
     let end = store.log_end().await?;
-    let mut report = UpgradeReport {
-        ready: false,
-        server: version(&store).await?,
-        slots: Vec::new(),
-        open: Vec::new(),
-        notes: Vec::new(),
-        next: Vec::new(),
-        timed_out: false,
-    };
+    let mut report = UpgradeReport { server: version(&store).await?, ..Default::default() };
     for shard in config.each_shard() {
         drain(&shard, end, until, &mut report).await?;
     }

@@ -104,14 +104,9 @@ pub async fn keep(config: &Config, status: &watch::Sender<RetentionStatus>) -> I
 
 /// Whether it is overdue: passes fail, and none succeeded for long.
 fn is_overdue(status: &RetentionStatus, interval: Duration) -> bool {
-    let limit = interval.saturating_mul(OVERDUE_AFTER);
-    match status.last_success_at {
-        Some(at) => {
-            let age = Timestamp::now().duration_since(at).unsigned_abs();
-            age > limit
-        }
-        None => status.failure.is_some(),
-    }
+    let age = |at: Timestamp| Timestamp::now().duration_since(at).unsigned_abs();
+    let is_old = |at| age(at) > interval.saturating_mul(OVERDUE_AFTER);
+    status.last_success_at.map_or(status.failure.is_some(), is_old)
 }
 
 /// One pass, if none was made for an interval.

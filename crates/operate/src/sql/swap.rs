@@ -197,58 +197,36 @@ impl Store {
     async fn own_steps(&self, until: Timestamp, part: &str) -> Result<Vec<(i32, String)>, Error> {
         let (table, id) = (self.table.quoted(), self.table.column(Column::Id));
         let (bound, old_key) = (constraint(until), self.primary_key().await?);
+        let (old, owner) = (quote(&old_key.name), quote(&old_key.owner));
         let part_key = quote(&named(part, "_pkey"));
         let (key, part) = (quote(&self.key_index(until)), self.table.companion(part));
-        let mut steps = vec![
-            (20, format!("ALTER TABLE {part} DROP CONSTRAINT {}", quote(&old_key.name))),
-            (
-                21,
-                format!(
-                    "ALTER TABLE {part} ADD CONSTRAINT {part_key} PRIMARY KEY USING INDEX {key}"
-                ),
-            ),
-            (
-                22,
-                format!(
-                    "CREATE TABLE {table} (LIKE {part} INCLUDING ALL EXCLUDING INDEXES)
-                     PARTITION BY RANGE ({KEY})"
-                ),
-            ),
-            (
-                23,
-                format!(
-                    "ALTER TABLE {table} DROP CONSTRAINT {bound},
-                         ALTER {KEY} SET DEFAULT clock_timestamp(),
-                         ADD CONSTRAINT {} PRIMARY KEY ({id}, {KEY})",
-                    quote(&old_key.name)
-                ),
-            ),
-            (24, format!("ALTER TABLE {table} OWNER TO {}", quote(&old_key.owner))),
-            (
-                50,
-                format!(
-                    "ALTER TABLE {table} ATTACH PARTITION {part}
-                         FOR VALUES FROM (MINVALUE) TO ('{until}')"
-                ),
-            ),
-            (51, format!("ALTER TABLE {part} DROP CONSTRAINT {bound}")),
-            (53, self.keep_defaults(&part)),
-            (
-                70,
-                format!(
-                    "UPDATE {} SET partitioned_txid = pg_current_xact_id(), wal_seq = CASE
-                         WHEN wal_seq IS NOT NULL THEN pg_get_serial_sequence('{}', 'seq') END",
-                    self.table.companion("tailpost_state"),
-                    table.replace('\'', "''")
-                ),
-            ),
-        ];
+        let becomes_part = format!(
+            "ALTER TABLE {part} DROP CONSTRAINT {old};
+             ALTER TABLE {part} ADD CONSTRAINT {part_key} PRIMARY KEY USING INDEX {key};
+             CREATE TABLE {table} (LIKE {part} INCLUDING ALL EXCLUDING INDEXES)
+                 PARTITION BY RANGE ({KEY});
+             ALTER TABLE {table} DROP CONSTRAINT {bound},
+                 ALTER {KEY} SET DEFAULT clock_timestamp(),
+                 ADD CONSTRAINT {old} PRIMARY KEY ({id}, {KEY});
+             ALTER TABLE {table} OWNER TO {owner}"
+        );
+        let attached = format!(
+            "ALTER TABLE {table} ATTACH PARTITION {part} FOR VALUES FROM (MINVALUE) TO ('{until}');
+             ALTER TABLE {part} DROP CONSTRAINT {bound}"
+        );
+        let noted = format!(
+            "UPDATE {} SET partitioned_txid = pg_current_xact_id(), wal_seq = CASE
+                 WHEN wal_seq IS NOT NULL THEN pg_get_serial_sequence('{}', 'seq') END",
+            self.table.companion("tailpost_state"),
+            table.replace('\'', "''")
+        );
+        let mut steps =
+            vec![(20, becomes_part), (50, attached), (53, self.keep_defaults(&part)), (70, noted)];
         let today = midnight(self.clock().await?).max(until);
         for day in 0..2 {
             let since = today.checked_add((24 * day).hours()).unwrap_or(today);
             let until = since.checked_add(24.hours()).unwrap_or(since);
-            let script = self.partition_statements(&part, &old_key.owner, since, until);
-            steps.push((52, script));
+            steps.push((52, self.partition_statements(&part, &owner, since, until)));
         }
         Ok(steps)
     }
@@ -284,7 +262,7 @@ impl Store {
         )
     }
 
-    /// A partition for a day, stored as `like` is, made while the table is locked.
+    /// A partition for a day, stored as `like` is, made while the table is locked. `owner` is quoted.
     fn partition_statements(
         &self,
         like: &str,
@@ -293,7 +271,6 @@ impl Store {
         until: Timestamp,
     ) -> String {
         let name = self.table.companion(&day_name(self.table.name(), since, until));
-        let owner = quote(owner);
         // In a string that is a format.
         let partition = name.replace('\'', "''").replace('%', "%%");
         format!(

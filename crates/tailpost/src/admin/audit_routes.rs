@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use operate::audit::{AuditFilter, AuditQuestion, Audited};
+use operate::audit::{AuditQuestion, Audited};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -57,10 +57,9 @@ async fn show(
     Asked(query): Asked<AuditQuery>,
 ) -> Result<Response, ApiError> {
     let AuditQuery { action, actor, since, until, limit: most, cursor } = query;
-    let filter = AuditFilter { action, actor, since, until };
     let (after, most) = (cursor::decode(cursor.as_deref())?, limit(most)?);
-    let question = AuditQuestion { filter, after, limit: i64::from(most) + 1 };
-    let mut entries = audit(question).await?;
+    let limit = i64::from(most) + 1;
+    let mut entries = audit(AuditQuestion { action, actor, since, until, after, limit }).await?;
     let next = cursor::end_page(&mut entries, most, Audited::place)?;
     json(&Entries { entries, next })
 }
