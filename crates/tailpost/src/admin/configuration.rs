@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::api::json;
 use super::openapi::{Api, Operation};
-use super::problem::ApiError;
 use crate::config::{Role, Setting, Settings};
 use crate::output::Versioned;
 
@@ -31,9 +28,6 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(shown: Shown) -> Api<S> {
     let get = Operation::get("/api/v1/config", "Shows the effective settings, without secrets")
         .needs(Role::Admin)
         .answers::<Versioned<Configuration>>(200, "Every setting, and where it came from");
-    Api::new().on(get, show).with_state(shown)
-}
-
-async fn show(State(shown): State<Shown>) -> Result<Response, ApiError> {
-    json(&Configuration { version: env!("CARGO_PKG_VERSION"), settings: &shown })
+    let version = env!("CARGO_PKG_VERSION");
+    Api::new().on(get, async move || json(&Configuration { version, settings: &shown }))
 }

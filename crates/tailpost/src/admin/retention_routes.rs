@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use operate::PartitionEntry;
@@ -12,7 +10,6 @@ use serde::Serialize;
 
 use super::api::json;
 use super::openapi::{Api, Operation};
-use super::problem::ApiError;
 use crate::output::Versioned;
 
 /// Reads that.
@@ -34,9 +31,5 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(retained: Retained) -> Ap
         "Says when old rows were deleted, and lists partitions",
     )
     .answers::<Versioned<Shown>>(200, "The last pass, and the partitions");
-    Api::new().on(get, show).with_state(retained)
-}
-
-async fn show(State(retained): State<Retained>) -> Result<Response, ApiError> {
-    json(&retained().await?)
+    Api::new().on(get, async move || json(&retained().await?))
 }

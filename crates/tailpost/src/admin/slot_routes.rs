@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use operate::{SlotEntry, slots};
 use relay::Config;
 use schemars::JsonSchema;
@@ -11,7 +9,6 @@ use serde::Serialize;
 
 use super::api::json;
 use super::openapi::{Api, Operation};
-use super::problem::ApiError;
 use crate::output::Versioned;
 
 #[derive(Serialize, JsonSchema)]
@@ -23,9 +20,5 @@ pub(crate) struct Slots {
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(config: Arc<Config>) -> Api<S> {
     let list = Operation::get("/api/v1/slots", "Lists the replication slots of the cluster")
         .answers::<Versioned<Slots>>(200, "All of them, by name");
-    Api::new().on(list, show).with_state(config)
-}
-
-async fn show(State(config): State<Arc<Config>>) -> Result<Response, ApiError> {
-    json(&Slots { slots: slots(&config).await? })
+    Api::new().on(list, async move || json(&Slots { slots: slots(&config).await? }))
 }
