@@ -15,7 +15,7 @@ use crate::errors;
 use crate::output::{self, Lines, if_any};
 
 /// What is known about a consumer.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct ConsumerReport {
     pub(super) name: String,
     pub(super) stream: String,
@@ -82,7 +82,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         let attended = held.iter().filter(|it| it.consumer == consumer.name);
         let attended = attended.filter(|it| it.is_attended(lease)).map(|it| it.partition as usize);
         let attended: BTreeSet<usize> = attended.collect();
-        let mut report = report(consumer.name.clone(), consumer.stream);
+        let mut report = report(&consumer.name, &consumer.stream);
         if all.len() > 1 && !attended.is_empty() {
             let of = all.iter().enumerate().filter(|(it, _)| !attended.contains(it));
             report.unattended = of.map(|(_, it)| it.clone()).collect();
@@ -90,17 +90,15 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         durables.insert(consumer.name.clone(), (all, lease));
         reports.insert(consumer.name, report);
     }
-    for backlog in backlogs {
-        let name = backlog.consumer.clone();
-        let found = reports.entry(name.clone());
-        let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
-        found.backlog = backlog;
+    let mut of = |name: &str, set: &dyn Fn(&mut ConsumerReport)| {
+        let unknown = || report(name, &settings.stream.name);
+        set(reports.entry(name.to_owned()).or_insert_with(unknown));
+    };
+    for backlog in &backlogs {
+        of(&backlog.consumer, &|it| it.backlog = backlog.clone());
     }
-    for holder in holders {
-        let name = holder.consumer.clone();
-        let found = reports.entry(name.clone());
-        let found = found.or_insert_with(|| report(name, settings.stream.name.clone()));
-        found.worker = Some(holder);
+    for holder in &holders {
+        of(&holder.consumer, &|it| it.worker = Some(holder.clone()));
     }
     let mut reports: Vec<_> = reports.into_values().collect();
     if !reports.is_empty() {
@@ -109,18 +107,8 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     Ok(Inspected { consumers: reports, retention, unknown: None })
 }
 
-fn report(name: String, stream: String) -> ConsumerReport {
-    let backlog = Backlog::default();
-    ConsumerReport {
-        name,
-        stream,
-        pending: None,
-        unacknowledged: None,
-        worker: None,
-        unattended: Vec::new(),
-        stalled: Vec::new(),
-        backlog,
-    }
+fn report(name: &str, stream: &str) -> ConsumerReport {
+    ConsumerReport { name: name.to_owned(), stream: stream.to_owned(), ..Default::default() }
 }
 
 /// The report on the stream says that the broker does not answer.
@@ -297,10 +285,10 @@ mod tests {
             stalled: vec![Stalled { durable: "billing-3".into(), events: 12, seconds: 61 }],
             worker: Some(holder()),
             backlog,
-            ..report("billing".into(), "OUTBOX".into())
+            ..report("billing", "OUTBOX")
         };
         lines.consumer(&known);
-        lines.consumer(&report("mail".into(), "OUTBOX".into()));
+        lines.consumer(&report("mail", "OUTBOX"));
         let expected = "\
 consumer       billing, stream OUTBOX
   worker       42:a, paused, has the role until 2026-10-19T08:00:30Z

@@ -7,7 +7,7 @@ use operate::{
 };
 use serde_json::Value;
 
-use super::{Report, bytes};
+use super::{Report, bytes, shards};
 use crate::output;
 use crate::output::{Lines, if_any};
 
@@ -19,9 +19,13 @@ const REASONS_SHOWN: usize = 3;
 
 pub(super) fn all_text(report: &Report) -> String {
     let mut lines = Lines::default();
-    lines.text += &report.relay.as_ref().map(relay_line).unwrap_or_default();
+    if let Some(relay) = &report.relay {
+        lines.relays(relay);
+    }
     lines.add_some("relay", report.relay_unknown.as_ref());
-    lines.text += &report.outbox.as_ref().map(text).unwrap_or_default();
+    if let Some(outbox) = &report.outbox {
+        lines.servers(outbox);
+    }
     for (side, why) in [("outbox", &report.outbox_unknown), ("inbox", &report.inbox_unknown)] {
         if let Some(why) = why {
             lines.add(side, format_args!("unknown: {why}"));
@@ -44,47 +48,40 @@ pub(super) fn all_text(report: &Report) -> String {
     lines.text
 }
 
-fn relay_line(relay: &Value) -> String {
-    let mut lines = Lines::default();
-    match relay["shards"].as_array() {
-        None => lines.relay("relay", relay),
-        Some(shards) => {
-            for shard in shards {
-                lines.relay(&format!("relay {}", shard["shard"]), shard);
-            }
+impl Lines {
+    fn relays(&mut self, relay: &Value) {
+        for it in shards(relay) {
+            self.relay(&format!("relay{}", if_any(" ", it["shard"].as_u64())), it);
         }
     }
-    lines.text
-}
 
-fn text(report: &StatusReport) -> String {
-    let mut lines = Lines::default();
-    let is_missing = matches!(report.incomplete, Some(relay::Error::NotSetUp { .. }));
-    if report.shards.is_empty() {
-        lines.slot_if_any(report.slot.as_ref());
-        lines.outbox(&report.outbox);
-        lines.stream_if_any(report.stream.as_ref(), is_missing);
-    } else {
-        lines.outbox(&report.outbox);
+    /// What both servers keep.
+    fn servers(&mut self, report: &StatusReport) {
+        let is_missing = matches!(report.incomplete, Some(relay::Error::NotSetUp { .. }));
+        let is_divided = !report.shards.is_empty();
+        if !is_divided {
+            self.slot_if_any(report.slot.as_ref());
+        }
+        self.outbox(&report.outbox);
+        if !is_divided {
+            self.stream_if_any(report.stream.as_ref(), is_missing);
+        }
+        for ShardReport { shard, slot, unpublished, stream } in &report.shards {
+            self.add(&format!("shard {shard}"), format_args!("{unpublished} unpublished"));
+            self.slot_if_any(slot.as_ref());
+            self.stream_if_any(stream.as_ref(), is_missing);
+        }
+        if let Some(retention) = &report.retention {
+            self.retention(retention);
+        }
+        if let Some(partitions) = &report.partitions {
+            self.partitions(partitions);
+        }
+        for warning in &report.warnings {
+            self.add("warning", warning);
+        }
     }
-    for ShardReport { shard, slot, unpublished, stream } in &report.shards {
-        lines.add(&format!("shard {shard}"), format_args!("{unpublished} unpublished"));
-        lines.slot_if_any(slot.as_ref());
-        lines.stream_if_any(stream.as_ref(), is_missing);
-    }
-    if let Some(retention) = &report.retention {
-        lines.retention(retention);
-    }
-    if let Some(partitions) = &report.partitions {
-        lines.partitions(partitions);
-    }
-    for warning in &report.warnings {
-        lines.add("warning", warning);
-    }
-    lines.text
-}
 
-impl Lines {
     /// What a relay, or a shard of it, says of itself.
     pub(in crate::commands) fn relay(&mut self, label: &str, relay: &Value) {
         let role = relay["role"].as_str().unwrap_or("unknown");
@@ -277,6 +274,12 @@ mod tests {
     use operate::RewindNotes;
 
     use super::*;
+
+    fn text(report: &StatusReport) -> String {
+        let mut lines = Lines::default();
+        lines.servers(report);
+        lines.text
+    }
 
     fn report() -> StatusReport {
         StatusReport {
