@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 6372),
     ("inbox", 10956),
     ("lab", 6506),
-    ("operate", 13769),
+    ("operate", 13615),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18056),
     ("servers", 2324),
-    ("tailpost", 12611),
+    ("tailpost", 12573),
 ];
 
 /// Settings of the configuration file.
