@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 6372),
     ("inbox", 10956),
     ("lab", 6506),
-    ("operate", 13615),
+    ("operate", 13485),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18056),

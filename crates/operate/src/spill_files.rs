@@ -1,13 +1,19 @@
 //! Records in temporary files, divided so that one part after the other fits into memory.
 
-use std::fs::File;
-use std::io::{BufWriter, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use relay::Error;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
-use crate::verify_rules::spilled::Spilled;
+/// What a record takes, about.
+pub(super) const RECORD_BYTES: u64 = 80;
+
+/// What the largest record may take.
+const RECORD_BYTES_MAX: usize = 256;
 
 /// Records of a part, about. A part is read at once.
 const PART_RECORDS: u64 = 50_000;
@@ -43,7 +49,6 @@ pub(super) fn parts_for(records: u64) -> usize {
 /// Files to which records are written. A record's key says to which.
 pub(super) struct Division<T> {
     files: Vec<(PathBuf, BufWriter<File>)>,
-    bytes: Vec<u8>,
     /// How many records were written.
     pub(super) records: u64,
     kind: std::marker::PhantomData<T>,
@@ -51,7 +56,7 @@ pub(super) struct Division<T> {
 
 const WRITING: &str = "write a temporary file";
 
-impl<T: Spilled> Division<T> {
+impl<T: Serialize> Division<T> {
     pub(super) fn new(folder: &SpillFolder, name: &str, parts: usize) -> Result<Self, Error> {
         let file = |part: usize| {
             let path = folder.path().join(format!("{name}-{part}"));
@@ -59,17 +64,16 @@ impl<T: Spilled> Division<T> {
             Ok((path, BufWriter::with_capacity(BUFFER_BYTES, file)))
         };
         let files: Result<Vec<_>, Error> = (0..parts).map(file).collect();
-        let (files, bytes) = (files?, Vec::with_capacity(T::BYTES));
-        Ok(Self { files, bytes, records: 0, kind: std::marker::PhantomData })
+        Ok(Self { files: files?, records: 0, kind: std::marker::PhantomData })
     }
 
     /// `key` must be spread evenly: records with the same one are in the same part.
     pub(super) fn write(&mut self, key: u64, record: &T) -> Result<(), Error> {
-        self.bytes.clear();
-        record.put(&mut self.bytes);
+        let mut buffer = [0; RECORD_BYTES_MAX];
+        let bytes = postcard::to_slice(record, &mut buffer).map_err(unfit(WRITING))?;
         let parts = self.files.len() as u64;
         let part = usize::try_from(key % parts).unwrap_or(0);
-        self.files[part].1.write_all(&self.bytes).map_err(Error::spill(WRITING))?;
+        self.files[part].1.write_all(bytes).map_err(Error::spill(WRITING))?;
         self.records += 1;
         Ok(())
     }
@@ -91,7 +95,7 @@ pub(super) struct Parts<T> {
     kind: std::marker::PhantomData<T>,
 }
 
-impl<T: Spilled> Parts<T> {
+impl<T: DeserializeOwned> Parts<T> {
     pub(super) fn count(&self) -> usize {
         self.paths.len()
     }
@@ -100,23 +104,23 @@ impl<T: Spilled> Parts<T> {
     pub(super) fn take(&self, part: usize) -> Result<Vec<T>, Error> {
         let doing = "read a temporary file";
         let path = &self.paths[part];
-        let mut file = File::open(path).map_err(Error::spill(doing))?;
-        let bytes = file.metadata().map_err(Error::spill(doing))?.len();
-        let records = usize::try_from(bytes).unwrap_or(usize::MAX) / T::BYTES;
-        let mut read = Vec::with_capacity(records);
-        let mut chunk = vec![0; T::BYTES * 512];
-        for _ in 0..records / 512 {
-            file.read_exact(&mut chunk).map_err(Error::spill(doing))?;
-            let mut rest = &chunk[..];
-            read.extend((0..512).map(|_| T::get(&mut rest)));
+        let bytes = fs::read(path).map_err(Error::spill(doing))?;
+        // Most take more than that.
+        let mut read = Vec::with_capacity(bytes.len() / 64);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let (record, behind) = postcard::take_from_bytes(rest).map_err(unfit(doing))?;
+            read.push(record);
+            rest = behind;
         }
-        let rest = &mut chunk[..records % 512 * T::BYTES];
-        file.read_exact(rest).map_err(Error::spill(doing))?;
-        let mut rest = &*rest;
-        read.extend((0..records % 512).map(|_| T::get(&mut rest)));
-        std::fs::remove_file(path).map_err(Error::spill("remove a temporary file"))?;
+        fs::remove_file(path).map_err(Error::spill("remove a temporary file"))?;
         Ok(read)
     }
+}
+
+/// A record that cannot be written or read as what it is.
+fn unfit(doing: &'static str) -> impl FnOnce(postcard::Error) -> Error {
+    move |error| Error::spill(doing)(io::Error::other(error))
 }
 
 #[cfg(test)]

@@ -20,11 +20,11 @@ use tokio::task::JoinSet;
 use self::joining::Joining;
 use self::stream_reading::{FiledStreams, StreamRecords, StreamSource};
 use self::table_reading::Names;
-use crate::spill_files::{Parts, SpillFolder, parts_for};
+use crate::spill_files::{Parts, RECORD_BYTES, SpillFolder, parts_for};
 use crate::sql::{ReadRange, Store, TableCut};
 use crate::verify_rules::cut::{Cut, Marking, ShardCut};
 use crate::verify_rules::snapshot::Snapshot;
-use crate::verify_rules::spilled::{MessageRecord, OrderRecord, OrphanRecord, RowRecord, Spilled};
+use crate::verify_rules::spilled::RowRecord;
 use crate::verify_rules::{Finding, KindCount, Unjudged};
 
 /// How long a relay may take to be done with what the snapshot shows. What it is not done with then
@@ -201,8 +201,7 @@ impl<'a> Run<'a> {
         let sample = u64::from(self.options.sample);
         let expected = table.rows_estimated.max(messages);
         // Files go as others come, which are no larger.
-        let of_message = MessageRecord::BYTES.max(OrderRecord::BYTES + OrphanRecord::BYTES);
-        let disk = (expected * RowRecord::BYTES as u64 + messages * of_message as u64) / sample;
+        let disk = (expected + messages) * RECORD_BYTES / sample;
         self.progress.send_modify(|it| {
             it.expected = (expected / sample).max(1) + messages;
             it.disk_bytes = disk;

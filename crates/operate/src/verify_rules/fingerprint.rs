@@ -5,22 +5,29 @@ use std::hash::{DefaultHasher, Hasher};
 use outbox::wire::cloudevents::{Added, NAMES};
 use outbox::wire::{self, Position, header};
 use outbox::{Event, Malformed};
+use postcard::fixint;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Names that begin so, in any case, are the broker's and the relay's.
 const RESERVED: [&str; 2] = ["Nats-", "Tailpost-"];
 
 /// Hashes of the parts of a message. They are the same in one process only.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fingerprint {
+    #[serde(with = "fixint::le")]
     pub(crate) payload: u64,
     /// All headers that are made of the row, without `Occurred-At`: a sum, because the client of
     /// NATS keeps no order among headers of different names.
+    #[serde(with = "fixint::le")]
     pub(crate) headers: u64,
     /// A row may have no time: then the relay sends that of the commit, which the row does not tell.
+    #[serde(with = "fixint::le")]
     pub(crate) occurred_at: u64,
+    #[serde(with = "fixint::le")]
     pub(crate) subject: u64,
     /// Type and id of the aggregate.
+    #[serde(with = "fixint::le")]
     pub(crate) aggregate: u64,
 }
 
