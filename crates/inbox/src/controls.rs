@@ -12,8 +12,6 @@ pub struct Control {
     pub pause: Option<OperatorPause>,
     /// How often somebody closed its breaker.
     pub breaker_closings: i64,
-    /// The handler's own.
-    pub(crate) revision: u64,
 }
 
 /// That somebody paused a consumer.
@@ -37,6 +35,6 @@ impl Control {
             by: row.get::<_, Option<String>>("paused_by").unwrap_or_default(),
             why: row.get("reason"),
         });
-        Self { pause, breaker_closings: row.get("breaker_closings"), revision: 0 }
+        Self { pause, breaker_closings: row.get("breaker_closings") }
     }
 }

@@ -1,7 +1,6 @@
 //! The way of deliveries into the lanes, and how many there is room for.
 
 use tokio::sync::{mpsc, watch};
-use uuid::Uuid;
 
 use crate::engine::Delivered;
 
@@ -11,8 +10,6 @@ const FED_MAX: usize = 256;
 /// What a session takes deliveries from.
 pub(crate) struct Intake {
     pub(crate) deliveries: mpsc::Receiver<Delivered>,
-    /// Events that are to be looked at again at once, if they wait for another attempt.
-    pub(crate) at_once: mpsc::Receiver<Uuid>,
     /// Dropped when nothing more is to be brought.
     pub(crate) room: watch::Sender<usize>,
 }
@@ -21,7 +18,6 @@ pub(crate) struct Intake {
 #[derive(Clone)]
 pub(crate) struct Feed {
     deliveries: mpsc::Sender<Delivered>,
-    at_once: mpsc::Sender<Uuid>,
     room: watch::Receiver<usize>,
 }
 
@@ -31,9 +27,7 @@ pub(crate) struct Closed;
 pub(crate) fn open() -> (Feed, Intake) {
     let (room, wanted) = watch::channel(0);
     let (fed, deliveries) = mpsc::channel(FED_MAX);
-    let (hastened, at_once) = mpsc::channel(FED_MAX);
-    let feed = Feed { deliveries: fed, at_once: hastened, room: wanted };
-    (feed, Intake { deliveries, at_once, room })
+    (Feed { deliveries: fed, room: wanted }, Intake { deliveries, room })
 }
 
 impl Feed {
@@ -45,12 +39,6 @@ impl Feed {
 
     pub(crate) async fn bring(&self, delivered: Delivered) -> Result<(), Closed> {
         self.deliveries.send(delivered).await.map_err(|_| Closed)
-    }
-
-    /// Says which event is to be looked at again. Whether it is here does not matter.
-    pub(crate) async fn hasten(&self, event: Uuid) {
-        // A session that has ended looks at all its events anew.
-        let _ = self.at_once.send(event).await;
     }
 
     /// Returns when the session stops taking.

@@ -136,10 +136,4 @@ pub trait LeasedHandler: Send + Sync + 'static {
     ///
     /// The future is dropped if the lease is lost: somebody else may have the event by then.
     fn handle(&self, delivery: Delivery<'_>) -> impl Future<Output = Verdict> + Send;
-
-    /// Another number when what lets the handler in has changed, such as a file of credentials: asked
-    /// every second. Then an event is tried at once, if the handler could not work.
-    fn revision(&self) -> u64 {
-        0
-    }
 }

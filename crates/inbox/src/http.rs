@@ -43,6 +43,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use outbox::wire::CloudEvents;
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{Delivery, LeasedHandler, Verdict};
@@ -229,6 +230,13 @@ impl HttpHandler {
         Ok(current.secrets.iter().filter_map(Secret::public_key).collect())
     }
 
+    /// Changes when the service may let it in that did not: another file of credentials, or of
+    /// certificates to trust. Their times are looked at every second, while anybody listens.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.keyring.changes()
+    }
+
     /// As [`handle`](LeasedHandler::handle); also returns the answer's status, if there is an answer.
     pub async fn call(&self, delivery: Delivery<'_>) -> (Option<StatusCode>, Verdict) {
         // The verdict is to be written before the lease ends.
@@ -274,11 +282,6 @@ impl LeasedHandler for HttpHandler {
     /// Dropping the future closes the connection; the service may have acted all the same.
     async fn handle(&self, delivery: Delivery<'_>) -> Verdict {
         self.call(delivery).await.1
-    }
-
-    /// Of the files of credentials, when each was written.
-    fn revision(&self) -> u64 {
-        self.keyring.revision()
     }
 }
 

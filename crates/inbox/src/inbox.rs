@@ -58,6 +58,7 @@ pub struct Builder {
     nats: Option<async_nats::Client>,
     reconnect_nats: Option<ConnectNats>,
     status: Option<watch::Sender<Status>>,
+    mended: Option<watch::Receiver<u64>>,
 }
 
 impl Inbox<()> {
@@ -71,6 +72,7 @@ impl Inbox<()> {
             nats: None,
             reconnect_nats: None,
             status: None,
+            mended: None,
         }
     }
 }
@@ -116,6 +118,15 @@ impl Builder {
     #[must_use]
     pub fn status(mut self, status: watch::Sender<Status>) -> Self {
         self.status = Some(status);
+        self
+    }
+
+    /// What changes when the handler may work again, such as
+    /// [`HttpHandler::changes`](crate::http::HttpHandler::changes): if it could not, an event is tried
+    /// at once.
+    #[must_use]
+    pub fn mended(mut self, mended: watch::Receiver<u64>) -> Self {
+        self.mended = Some(mended);
         self
     }
 
@@ -245,6 +256,7 @@ impl Builder {
             nats: self.nats.ok_or_else(|| no_nats(&self.config))?,
             reconnect_nats: self.reconnect_nats,
             config: Arc::new(self.config),
+            mended: self.mended.unwrap_or_else(|| watch::channel(0).1),
         })
     }
 }

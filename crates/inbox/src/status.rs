@@ -1,5 +1,7 @@
+use std::sync::Arc;
+
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use uuid::Uuid;
 
 /// What an inbox is doing, as of now.
@@ -36,10 +38,15 @@ pub struct Status {
     /// database had been put back to an earlier state.
     pub went_back_at: Option<Timestamp>,
     /// Events that wait for another attempt, the oldest, as of the last second.
-    pub held_up: Vec<HeldUp>,
+    #[serde(serialize_with = "list")]
+    pub held_up: Arc<[HeldUp]>,
     /// How each partition is, and what has been done in it, where the consumer is divided.
     #[serde(skip)]
     pub parts: Vec<(State, Summary)>,
+}
+
+fn list<S: Serializer>(held_up: &[HeldUp], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(held_up)
 }
 
 /// An event that waits for another attempt, or is at it, and what waits for it.
@@ -145,34 +152,34 @@ pub struct Handler {
     pub opened: u64,
 }
 
-/// What the breaker lets through.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// What the breaker lets through; the less, the greater.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakerState {
     /// Everything.
     #[default]
     Closed,
-    /// Nothing: the handler failed whatever the event.
-    Open,
     /// One event, which is at work.
     HalfOpen,
+    /// Nothing: the handler failed whatever the event.
+    Open,
 }
 
-/// What an inbox is up to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// What an inbox is up to. Of its partitions the greatest tells how the whole is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
+    /// Another worker has the consumer; this one takes over when it is gone.
+    Standby,
     /// Connecting.
     #[default]
     Starting,
-    /// Another worker has the consumer; this one takes over when it is gone.
-    Standby,
     /// Handling events.
     Active,
-    /// Waiting for something to be mended: see [`Status::paused`].
-    Paused,
     /// Letting the handlers finish.
     Stopping,
+    /// Waiting for something to be mended: see [`Status::paused`].
+    Paused,
 }
 
 /// How many events met which end.
@@ -191,7 +198,9 @@ pub struct Summary {
 }
 
 impl State {
-    pub(crate) fn name(self) -> &'static str {
+    /// As it is in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
             Self::Standby => "standby",

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use jiff::Timestamp;
 
 use crate::record::{Cause, ClaimReply};
-use crate::status::{Claims, DeadLetterCounts, LeaseCounts};
+use crate::status::{Claims, DeadLetterCounts, LeaseCounts, Status};
 
 /// Counted since the process began, by jobs that run side by side.
 #[derive(Debug, Default)]
@@ -58,10 +58,6 @@ impl Tally {
         add(&self.markers, 1);
     }
 
-    pub(crate) fn markers(&self) -> u64 {
-        read(&self.markers)
-    }
-
     /// The consumer goes back by itself.
     pub(crate) fn went_back(&self) {
         let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
@@ -73,16 +69,16 @@ impl Tally {
         Timestamp::from_second(seconds).ok()
     }
 
-    pub(crate) fn claims(&self) -> Claims {
-        Claims::of(self.claims.each_ref().map(read))
-    }
-
-    pub(crate) fn leases(&self) -> LeaseCounts {
-        LeaseCounts { renewed: read(&self.renewed), lost: read(&self.lost) }
-    }
-
-    pub(crate) fn dead_letters(&self) -> DeadLetterCounts {
-        DeadLetterCounts::of(self.dead_letters.each_ref().map(read))
+    /// What of the status is counted here.
+    pub(crate) fn status(&self) -> Status {
+        Status {
+            claims: Claims::of(self.claims.each_ref().map(read)),
+            leases: LeaseCounts { renewed: read(&self.renewed), lost: read(&self.lost) },
+            dead_letters: DeadLetterCounts::of(self.dead_letters.each_ref().map(read)),
+            markers: read(&self.markers),
+            went_back_at: self.went_back_at(),
+            ..Status::default()
+        }
     }
 }
 
@@ -110,7 +106,7 @@ mod tests {
                 tally.claimed(&reply);
             }
         }
-        let counted = tally.claims().by_result().map(|(_, count)| count);
+        let counted = tally.status().claims.by_result().map(|(_, count)| count);
         assert_eq!(counted, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
@@ -132,7 +128,7 @@ mod tests {
                 tally.parked(cause);
             }
         }
-        let counted = tally.dead_letters().by_reason();
+        let counted = tally.status().dead_letters.by_reason();
         for ((times, cause), (name, count)) in causes.into_iter().enumerate().zip(counted) {
             assert_eq!((name, count), (cause.name(), times as u64 + 1));
         }

@@ -59,6 +59,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Settings {
     pub(crate) config: Arc<Config>,
+    pub(crate) mended: watch::Receiver<u64>,
     pub(crate) connect: Connect,
     pub(crate) nats: async_nats::Client,
     pub(crate) reconnect_nats: Option<ConnectNats>,
@@ -70,7 +71,7 @@ pub(crate) async fn run<W: Work>(
     shutdown: CancellationToken,
     mut make: impl FnMut(&Arc<Context>) -> W,
 ) -> Result<Summary, Error> {
-    let Settings { config, connect, nats, reconnect_nats } = settings;
+    let Settings { config, mended, connect, nats, reconnect_nats } = settings;
     // Cancelled also when one partition cannot go on.
     let shutdown = shutdown.child_token();
     let owner = format!("{}:{}", std::process::id(), Uuid::new_v4());
@@ -80,11 +81,10 @@ pub(crate) async fn run<W: Work>(
         stream: config.stream.clone(),
         owner,
         lease: config.lease,
-        takes_over: W::SHARES,
-        lent: W::SHARES,
+        transactional: W::SHARES,
     };
     let tally = Arc::new(Tally::default());
-    let shared = Context {
+    let shared = Arc::new(Context {
         config: Arc::clone(&config),
         pool: Arc::new(Pool::new(Arc::clone(&connect), scope.clone())),
         leases: Arc::new(Leases::new(config.lease, Arc::clone(&tally))),
@@ -96,9 +96,11 @@ pub(crate) async fn run<W: Work>(
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         hindered: watch::Sender::default(),
+        mended,
         alone: Arc::default(),
         places: config.partitions.map(|_| Arc::new(Semaphore::new(config.lanes))),
-    };
+    });
+    let controlling = Arc::new(Controlling::new(Arc::clone(&shared)));
     let broker = Arc::new(Broker::new(nats, reconnect_nats));
     let (mut parts, mut workers) = (Vec::new(), Vec::new());
     for part in config.parts() {
@@ -108,7 +110,7 @@ pub(crate) async fn run<W: Work>(
         let (part, worker) = Worker::of(
             (context, statements),
             whole.unwrap_or_default(),
-            (&broker, &shutdown),
+            (&broker, &controlling, &shutdown),
             &mut make,
         );
         parts.push(part);
@@ -116,7 +118,7 @@ pub(crate) async fn run<W: Work>(
     }
     let statuses = parts.iter().map(|it| it.status.clone()).collect();
     let any = watch::Sender::new(Role::Unknown);
-    let upkeep = Upkeep { context: Arc::new(shared), connect, role: any.subscribe() };
+    let upkeep = Upkeep { context: shared, connect, role: any.subscribe() };
     let holder = RoleHolder { parts, any, broker, shutdown: shutdown.clone() };
     let ended = tokio::select! {
         error = holder.run() => Err(error),
@@ -148,7 +150,7 @@ struct Worker<W> {
     work: Arc<W>,
     context: Arc<Context>,
     rewinding: Rewinding,
-    controlling: Controlling,
+    controlling: Arc<Controlling>,
     broker: Arc<Broker>,
     /// What it had from there last, and how many there were before.
     nats: (u32, async_nats::Client),
@@ -166,16 +168,14 @@ impl<W: Work> Worker<W> {
     fn of(
         (context, statements): (Arc<Context>, RoleStatements),
         status: watch::Sender<Status>,
-        (broker, shutdown): (&Arc<Broker>, &CancellationToken),
+        (broker, controlling, shutdown): (&Arc<Broker>, &Arc<Controlling>, &CancellationToken),
         make: &mut impl FnMut(&Arc<Context>) -> W,
     ) -> (Part, Self) {
         let role = watch::Sender::new(Role::Unknown);
-        let work = Arc::new(make(&context));
-        let of_handler = Arc::clone(&work);
         let worker = Self {
-            work,
+            work: Arc::new(make(&context)),
             rewinding: Rewinding::new(Arc::clone(&context)),
-            controlling: Controlling::new(Arc::clone(&context), move || of_handler.revision()),
+            controlling: Arc::clone(controlling),
             context: Arc::clone(&context),
             broker: Arc::clone(broker),
             nats: broker.client(),
@@ -316,7 +316,7 @@ impl<W: Work> Worker<W> {
         let context = Arc::new(Context { term, ..(*self.context).clone() });
         let Context { config, pool, .. } = &*context;
         // Before anything is begun.
-        let (known, (wanted, control)) = self.controlling.begin().await?;
+        let wanted = self.controlling.begin().await?;
         let mut source =
             Source::open(&self.nats.1, config, self.find_resolved(), &self.context.tally).await?;
         check_retention(config, source.max_age())?;
@@ -350,15 +350,14 @@ impl<W: Work> Worker<W> {
             role: self.role.clone(),
             trouble: pool.trouble(),
             broker: source.trouble(),
-            known,
-            control,
+            wanted,
             intake,
             origin,
             engine: ConsumerEngine::new(start, Instant::now()),
             places: Places::of(context.places.as_ref()),
             ended: watch::Sender::default(),
             ended_at: None,
-            held_up: Vec::new(),
+            held_up: Arc::default(),
         };
         let stop = self.shutdown.child_token();
         let floor = Floor {
@@ -372,7 +371,7 @@ impl<W: Work> Worker<W> {
             Box::pin(session.run(&stop)),
             until(feed.closed(), stop_when_gone(&self.nats.1, &stop)),
             until(feed.closed(), self.rewinding.watch(&stop)),
-            until(feed.closed(), self.controlling.watch(wanted, feed.clone())),
+            until(feed.closed(), self.controlling.watch()),
             until(feed.closed(), floor.follow(self.status.subscribe())),
             Box::pin(source.run(feed.clone(), &stop)),
             Box::pin(redrive.run(feed.clone())),
@@ -407,13 +406,8 @@ impl<W: Work> Worker<W> {
 
 /// Returns when the worker is to stop, or may have lost the role that it had in `asked`.
 async fn ends(mut role: watch::Receiver<Role>, asked: Term, shutdown: CancellationToken) {
-    let is_lost = |it: &Role| match it {
-        Role::Unknown => false,
-        Role::Standby | Role::Leaving => true,
-        Role::Active { term, .. } => *term != asked,
-    };
     tokio::select! {
-        _ = role.wait_for(is_lost) => {}
+        _ = role.wait_for(|it| it.is_lost(asked)) => {}
         () = shutdown.cancelled() => {}
     }
 }

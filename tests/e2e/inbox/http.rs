@@ -38,6 +38,24 @@ pub(crate) fn configure(env: &mut TestEnv) -> TempDir {
     folder
 }
 
+/// As [`set_up`], with these settings more; the stream and the consumer `billing` are divided.
+pub(super) async fn divide(partitions: &str, settings: &[(&str, &str)]) -> (TestEnv, TempDir) {
+    let mut env = TestEnv::new().await;
+    let of_all = [
+        ("RELAY__PARTITIONS", partitions),
+        ("RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}"),
+        ("INBOX__PARTITIONS", partitions),
+    ];
+    for (name, value) in of_all.iter().chain(settings) {
+        env.set(&format!("TAILPOST_{name}"), value);
+    }
+    let file = configure(&mut env);
+    env.setup().await;
+    let (made, _) = env.ends_with(0, &["inbox", "setup"]).await;
+    assert!(made.contains("billing"), "{made}");
+    (env, file)
+}
+
 fn run(env: &TestEnv, service: &Service) -> Relay {
     env.spawn(&service.args().each_ref().map(String::as_str))
 }

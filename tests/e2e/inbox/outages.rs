@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use lab::{Direction, Port, Proxy};
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, get, until};
 
+use super::Inbox;
 use super::http::{processed, set_up, wait_processed};
 use super::service::{Service, emit};
 
@@ -44,6 +45,32 @@ async fn assert_uncounted(env: &TestEnv) {
     assert_eq!(dead, 0, "dead letters");
     let sql = "SELECT count(*) FROM inbox_messages WHERE attempts <> 1";
     assert_eq!(env.query::<i64>(sql).await, 0, "events with counted attempts");
+}
+
+/// For longer than its worker looks back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_decided_while_the_database_was_away_is_done_when_it_is_back() {
+    let mut inbox = Inbox::new().await;
+    // Longer than anything is waited for.
+    inbox.set("WORKER_BACKOFF_MS", "86400000");
+    let postgres = ([127, 0, 0, 1], inbox.env.postgres.port()).into();
+    let mut network = Proxy::start(postgres).await.expect("start a proxy");
+    inbox.set("DATABASE_URL", &format!("postgres://postgres@{}/postgres", network.addr()));
+    let _worker = inbox.worker();
+    inbox.publish("o-1", json!({ "fail_before": 2 })).await;
+    inbox.publish("o-1", json!({})).await;
+    inbox.wait_count("inbox_messages WHERE status = 'FAILED'", 1).await;
+    network.cut().await;
+    let decide = "WITH marked AS (
+            UPDATE inbox_messages SET status = 'PROCESSED', processed_at = now(),
+                next_attempt_at = NULL
+            WHERE status = 'FAILED' RETURNING *)
+        INSERT INTO inbox_decisions (decision, decided_by, consumer, message_id, event_time)
+        SELECT 'mark_processed', 'ada', consumer, message_id, event_time FROM marked";
+    inbox.env.execute(decide).await;
+    inbox.wait_count("inbox_decisions WHERE decided_at < now() - interval '8 s'", 1).await;
+    network.restore().await.expect("mend the network");
+    inbox.wait_count("effects", 1).await;
 }
 
 /// One event that gets a 500 may be to blame for it. All of them are not.

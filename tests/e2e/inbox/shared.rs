@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use lab::{Direction, Proxy};
 use outbox::wire;
 use serde_json::{Value, json};
-use support::{DEADLINE, TestEnv, until};
+use support::{DEADLINE, until};
 
-use super::http::{configure, processed, wait_processed};
+use super::http::{divide, processed, wait_processed};
 use super::service::{Service, emit};
 use super::{Inbox, Worker};
 
@@ -111,6 +111,28 @@ async fn workers_that_join_and_leave_move_partitions_and_no_event_is_lost_or_out
     assert_eq!(inbox.count("inbox_workers").await, 0, "all have left");
 }
 
+/// However many it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_looks_once_a_second_what_is_wanted_of_all_its_partitions() {
+    const LOOKS: i64 = 10;
+    let inbox = divided("leased").await;
+    let _worker = inbox.worker();
+    wait_shared(&inbox, 1).await;
+    // Each look reads both.
+    let reads = "SELECT sum(seq_scan + idx_scan)::bigint FROM pg_stat_user_tables
+        WHERE relname IN ('inbox_controls', 'inbox_decisions')";
+    let seen = async |least: i64| {
+        let what = format!("{least} reads are counted");
+        until(DEADLINE, &what, async || inbox.env.query::<i64>(reads).await >= least).await;
+        (inbox.env.query::<i64>(reads).await, Instant::now())
+    };
+    let (before, began) = seen(4).await;
+    let (_, ended) = seen(before + 2 * LOOKS).await;
+    // What a look has read is counted up to some seconds later.
+    let took = ended.duration_since(began);
+    assert!(took >= Duration::from_secs(5), "{LOOKS} looks were counted within {took:?}");
+}
+
 mod long {
     use super::*;
 
@@ -201,15 +223,8 @@ mod long {
 /// Of two workers one cannot reach its service.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_handler_is_away_for_it_alone_leaves_its_partitions_to_another_one() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__LEASE", "3s");
-    env.set("TAILPOST_INBOX__TIMEOUT", "1s");
-    env.set("TAILPOST_RELAY__PARTITIONS", "4");
-    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "4");
-    let _file = configure(&mut env);
-    env.setup().await;
-    env.ends_with(0, &["inbox", "setup"]).await;
+    let settings = [("INBOX__LEASE", "3s"), ("INBOX__TIMEOUT", "1s")];
+    let (env, _file) = divide("4", &settings).await;
     let _relay = env.relay();
     let service = Service::start().await;
     let run = |args: [String; 6]| env.spawn(&args.each_ref().map(String::as_str));
@@ -226,15 +241,7 @@ async fn a_worker_whose_handler_is_away_for_it_alone_leaves_its_partitions_to_an
 /// What operators see and do is about the consumer.
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_have_one_consumer_whoever_handles_it() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_INBOX__BACKOFF", "200ms");
-    env.set("TAILPOST_RELAY__PARTITIONS", "4");
-    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "4");
-    let _file = configure(&mut env);
-    env.setup().await;
-    let (made, _) = env.ends_with(0, &["inbox", "setup"]).await;
-    assert!(made.contains("billing"), "{made}");
+    let (mut env, _file) = divide("4", &[("INBOX__BACKOFF", "200ms")]).await;
     let _relay = env.relay();
     let service = Service::start().await;
     let args = service.args();
@@ -302,13 +309,7 @@ async fn operators_have_one_consumer_whoever_handles_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_is_withdrawn_in_all_partitions_or_in_none() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__PARTITIONS", "4");
-    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "4");
-    let _file = configure(&mut env);
-    env.setup().await;
-    env.ends_with(0, &["inbox", "setup"]).await;
+    let (env, _file) = divide("4", &[]).await;
     env.execute(
         "INSERT INTO inbox_rewinds (consumer, stream, from_seq, until_seq, again, requested_by,
              requested_at, removed_to, partition)

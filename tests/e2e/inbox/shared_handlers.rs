@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use support::{DEADLINE, TestEnv, until};
+use support::{DEADLINE, until};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use super::http::{configure, wait_processed};
+use super::http::{divide, wait_processed};
 use super::service::emit;
 
 /// A service that keeps every call until it is let go.
@@ -32,13 +32,7 @@ async fn keep(State(gate): State<Arc<Gate>>) -> StatusCode {
 /// What a worker holds open does not grow with the partitions.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_has_as_many_connections_whatever_the_partitions() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__PARTITIONS", "256");
-    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "256");
-    let _file = configure(&mut env);
-    env.setup().await;
-    env.ends_with(0, &["inbox", "setup"]).await;
+    let (env, _file) = divide("256", &[]).await;
     let (gate, url) = start().await;
     gate.open.add_permits(1_000);
     let _relay = env.relay();
@@ -70,14 +64,7 @@ async fn start() -> (Arc<Gate>, String) {
 // proves: G-EFFECT-3
 #[tokio::test(flavor = "multi_thread")]
 async fn the_handlers_of_a_worker_are_as_many_as_it_says_whatever_the_partitions() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__PARTITIONS", "4");
-    env.set("TAILPOST_RELAY__SUBJECT", "{partition}.outbox.{aggregate_type}.{event_type}");
-    env.set("TAILPOST_INBOX__PARTITIONS", "4");
-    env.set("TAILPOST_INBOX__CONCURRENCY", "2");
-    let _file = configure(&mut env);
-    env.setup().await;
-    env.ends_with(0, &["inbox", "setup"]).await;
+    let (env, _file) = divide("4", &[("INBOX__CONCURRENCY", "2")]).await;
     let (gate, url) = start().await;
     let _relay = env.relay();
     let _inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);

@@ -208,7 +208,7 @@ impl ConsumerEngine {
 
     /// Decides what follows from everything that was taken in, and from the time.
     pub(crate) fn turn(&mut self, now: Instant) {
-        if self.phase == Phase::Running && self.is_taken_over() {
+        if self.phase == Phase::Running && self.surroundings.role.is_lost(self.start.term) {
             if self.surroundings.role != Role::Leaving {
                 self.tell(Notice::TookOver);
             }

@@ -30,6 +30,7 @@ use self::process::Process;
 use self::record_model::RecordModel;
 use super::backoff::Backoff;
 use super::lanes::Load;
+use crate::Status;
 use crate::message::{Message, Whence};
 
 const SEEDS: u64 = 40;
@@ -331,7 +332,7 @@ impl World {
 
     fn is_done(&self) -> bool {
         let rests = |it: &Process| {
-            let status = it.session.as_ref().map(|it| it.engine.status(None));
+            let status = it.session.as_ref().map(|it| it.engine.status(None, Status::default()));
             status.is_none_or(|it| it.held + it.left == 0)
         };
         self.broker.stream.len() as u64 >= EVENTS

@@ -43,6 +43,17 @@ pub(crate) enum Role {
     Active { term: Term, until: Instant },
 }
 
+impl Role {
+    /// Whether another worker has it, or is to get it, or may have had it since this term.
+    pub(crate) fn is_lost(self, since: Term) -> bool {
+        match self {
+            Self::Unknown => false,
+            Self::Standby | Self::Leaving => true,
+            Self::Active { term, .. } => term != since,
+        }
+    }
+}
+
 /// Each taking of the role has a term of its own: between two of them it may have been another
 /// worker's, also if nobody saw it go. So has each server: one that was started since may lack what
 /// was committed on the one before.

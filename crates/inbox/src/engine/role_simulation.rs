@@ -248,7 +248,7 @@ impl World {
                 self.database.present.insert(worker.owner);
                 share.connected(now);
             }
-            (Move::Role(of, Step::RenewClaims), _) => share.claims_renewed(of, now),
+            (Move::Role(_, Step::RenewClaims), _) => share.claims_renewed(now),
             (Move::Role(of, Step::Evict(_)), _) => share.evicted(of, now),
             (Move::Role(of, _), Answer::Found(found)) => share.looked_for(of, found, now),
             (Move::Role(of, _), Answer::Taken(token)) => {

@@ -258,8 +258,9 @@ impl Share {
         }
     }
 
-    pub(crate) fn claims_renewed(&mut self, partition: usize, now: Instant) {
-        self.roles[partition].claims_renewed(now);
+    /// Of events of all partitions.
+    pub(crate) fn claims_renewed(&mut self, now: Instant) {
+        self.roles.iter_mut().for_each(|it| it.claims_renewed(now));
     }
 
     pub(crate) fn given_back(&mut self, partition: usize, now: Instant) {

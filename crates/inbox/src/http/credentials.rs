@@ -1,13 +1,14 @@
 //! What proves to a service who calls it: headers, tokens, signing secrets. Files are read again and
 //! again, so that each can be replaced without a restart.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use outbox::wire::header;
+use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::HttpError;
 use super::signature::{Secret, SecretError};
@@ -47,6 +48,8 @@ pub struct Credentials {
     pub secrets: Vec<Secret>,
     /// A file of more of them, one a line.
     pub secrets_file: Option<PathBuf>,
+    /// Where the TLS configuration reads whom to trust, if it does so for each connection.
+    pub ca: Option<PathBuf>,
 }
 
 /// Headers that somebody sets for each request. `Debug` shows no values.
@@ -113,20 +116,20 @@ impl Keyring {
         Self { given, read: Mutex::default() }
     }
 
-    pub(super) fn revision(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        for path in self.given.files().into_iter().flatten() {
-            let written = std::fs::metadata(path).and_then(|it| it.modified());
-            written.ok().hash(&mut hasher);
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        let (changes, receiver) = watch::channel(0);
+        let files: Vec<PathBuf> = self.given.files().chain(&self.given.ca).cloned().collect();
+        if !files.is_empty() {
+            tokio::spawn(follow(files, changes));
         }
-        hasher.finish()
+        receiver
     }
 
     /// What is in force.
     pub(super) async fn current(&self) -> Result<Arc<Current>, HttpError> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some((at, current)) = read
-            && (at.elapsed() < READ_EVERY || self.given.files().iter().all(|it| it.is_none()))
+            && (at.elapsed() < READ_EVERY || self.given.files().next().is_none())
         {
             return Ok(current);
         }
@@ -137,9 +140,35 @@ impl Keyring {
     }
 }
 
+/// Tells of changes once nothing has changed for as long as what was read is kept. Where a file system
+/// hangs, one thread waits for it, which is not the runtime's.
+async fn follow(files: Vec<PathBuf>, changes: watch::Sender<u64>) {
+    let mut told = written(&files).await;
+    let mut seen = told.clone();
+    while !changes.is_closed() {
+        sleep(READ_EVERY).await;
+        let now = written(&files).await;
+        if now == seen && now != told {
+            told.clone_from(&now);
+            changes.send_modify(|it| *it += 1);
+        }
+        seen = now;
+    }
+}
+
+/// When, of those that are there.
+async fn written(files: &[PathBuf]) -> Vec<Option<SystemTime>> {
+    let mut times = Vec::with_capacity(files.len());
+    for file in files {
+        let found = tokio::fs::metadata(file).await;
+        times.push(found.and_then(|it| it.modified()).ok());
+    }
+    times
+}
+
 impl Credentials {
-    fn files(&self) -> [&Option<PathBuf>; 3] {
-        [&self.headers_file, &self.bearer_token_file, &self.secrets_file]
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.headers_file, &self.bearer_token_file, &self.secrets_file].into_iter().flatten()
     }
 
     async fn read(&self) -> Result<Current, HttpError> {
@@ -215,6 +244,32 @@ mod tests {
             assert_eq!(headers.add("X", value), Err(HeaderError::Value("X".into())), "{value:?}");
         }
         assert!(!format!("{headers:?}").contains("k1"), "{headers:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_are_told_of_when_what_was_read_before_is_kept_no_longer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ca = folder.path().join("ca");
+        let write = |second| {
+            let file = std::fs::File::create(&ca).expect("write");
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+            file.set_modified(at).expect("set its time");
+        };
+        write(1);
+        let given = Credentials { ca: Some(ca.clone()), ..Credentials::default() };
+        let mut changes = Keyring::new(given).changes();
+        sleep(READ_EVERY).await;
+        write(2);
+        let began = tokio::time::Instant::now();
+        changes.changed().await.expect("somebody looks");
+        assert!(began.elapsed() >= READ_EVERY, "after {:?}", began.elapsed());
+        assert_eq!(*changes.borrow_and_update(), 1);
+        sleep(5 * READ_EVERY).await;
+        assert!(!changes.has_changed().expect("somebody looks"));
+        std::fs::remove_file(&ca).expect("remove");
+        changes.changed().await.expect("somebody looks");
+        let mut none = Keyring::new(Credentials::default()).changes();
+        assert!(none.changed().await.is_err(), "there is nothing to look at");
     }
 
     #[tokio::test]

@@ -235,8 +235,7 @@ mod tests {
             stream: "OUTBOX".into(),
             owner: "test".into(),
             lease: Duration::from_secs(30),
-            takes_over: true,
-            lent: false,
+            transactional: true,
         }
     }
 

@@ -200,6 +200,7 @@ mod tests {
     use super::*;
     use crate::connection::Connection;
     use crate::message::{Message, Origin};
+    use crate::postgres::sql::handled_up_to;
     use crate::postgres::store::Store;
     use crate::record::ClaimReply;
 
@@ -211,8 +212,7 @@ mod tests {
                 stream: "OUTBOX".into(),
                 owner: owner.into(),
                 lease: Duration::from_secs(300),
-                takes_over: true,
-                lent: false,
+                transactional: true,
             },
             0,
         )
@@ -354,6 +354,16 @@ mod tests {
         let other = RoleStatements::new(role.scope.clone(), 1);
         other.take(store.client(), None).await.expect("take another role").expect("free");
         assert!(record(former).await.is_empty());
+        let sql = handled_up_to::write_handled("public");
+        let server = client.query_one(&format!("SELECT {}", handled_up_to::SERVER), &[]).await;
+        let server: i64 = server.expect("it was started").get(0);
+        let write = async |role: Uuid| {
+            let created = None::<Timestamp>;
+            let parameters: [&(dyn ToSql + Sync); 6] =
+                [&"billing", &"OUTBOX", &created, &1_i64, &role, &server];
+            store.client().execute(&sql, &parameters).await.expect("write how far it is")
+        };
+        assert_eq!((write(former).await, write(token).await), (0, 1));
         assert!(matches!(claim(token).await, ClaimReply::Claimed { .. }));
     }
 }

@@ -11,9 +11,8 @@ pub(crate) struct Scope {
     /// Names the worker in `lease_owner`.
     pub(crate) owner: String,
     pub(crate) lease: Duration,
-    /// Whether another worker's lease is taken without waiting for its end: right where the role's
-    /// token stops everything that the other could still do. Only the active worker claims.
-    pub(crate) takes_over: bool,
-    /// Whether handlers run statements of their own on the connections.
-    pub(crate) lent: bool,
+    /// Whether handlers run in transactions on the connections. Then another worker's lease is taken
+    /// without waiting for its end: its transactions were ended when the role was taken, and the
+    /// role's token stops all others. Only the active worker claims.
+    pub(crate) transactional: bool,
 }

@@ -78,10 +78,10 @@ impl Store {
         client.batch_execute(MAKE_DURABLE).await?;
         // Sessions are kept for long.
         client.batch_execute("SET idle_session_timeout = 0").await?;
-        if !scope.lent {
+        if !scope.transactional {
             client.batch_execute(LOOK_UP_KEYS).await?;
         }
-        client.batch_execute(wait_for_locks(scope.lent)).await?;
+        client.batch_execute(wait_for_locks(scope.transactional)).await?;
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
         let about = "SELECT pg_backend_pid(), current_setting('server_encoding') = 'UTF8'";
         let about = client.query_one(about, &[]).await?;
@@ -96,7 +96,7 @@ impl Store {
 
     /// Of a group in which some records are locked, each is waited for briefly: all have been already.
     pub(crate) async fn wait_briefly(&self, is_group: bool) -> std::result::Result<(), Error> {
-        let usual = wait_for_locks(self.sql.scope.lent);
+        let usual = wait_for_locks(self.sql.scope.transactional);
         let sql = if is_group { "SET lock_timeout = '50ms'" } else { usual };
         let set = self.client().batch_execute(sql).await;
         set.map_err(Error::sql("set how long locks are waited for"))
@@ -124,7 +124,7 @@ impl Store {
 impl Statements {
     async fn prepare(client: &Client, scope: Scope, takes_any_text: bool) -> Result<Self> {
         let schema = &*scope.schema;
-        let free = if scope.takes_over { UNRESOLVED } else { FREE };
+        let free = if scope.transactional { UNRESOLVED } else { FREE };
         let types = [Type::TEXT, Type::UUID_ARRAY, Type::TIMESTAMPTZ_ARRAY];
         let prepare = async |text: String| client.prepare_typed(&text, &types).await;
         Ok(Self {
@@ -361,8 +361,8 @@ const LOOK_UP_KEYS: &str = "SET plan_cache_mode = force_generic_plan; SET jit = 
 
 /// A duplicate that another worker has at work is not waited for. On a connection of ours nothing keeps a
 /// record locked for longer than it takes to commit.
-fn wait_for_locks(is_lent: bool) -> &'static str {
-    if is_lent { "SET lock_timeout = '5s'" } else { "SET lock_timeout = '1s'" }
+fn wait_for_locks(is_transactional: bool) -> &'static str {
+    if is_transactional { "SET lock_timeout = '5s'" } else { "SET lock_timeout = '1s'" }
 }
 
 type Columns<'a> = (Vec<Uuid>, Vec<Timestamp>, Vec<&'a str>, Vec<i64>);

@@ -1,17 +1,17 @@
-//! Looks what operators want of the consumer.
+//! Looks what operators want of the consumer: once for all of its partitions that the worker has.
 
+use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use jiff::Timestamp;
+use tokio::sync::{Mutex, broadcast, watch};
 use tracing::warn;
 use uuid::Uuid;
 
 use crate::Error;
 use crate::controls::Control;
-use crate::feed::Feed;
-use crate::postgres::attended::looked;
+use crate::postgres::attended::asked;
 use crate::postgres::sql::control;
 use crate::postgres::sqlstate::is_forbidden;
 use crate::worker::work::Context;
@@ -19,79 +19,100 @@ use crate::worker::work::Context;
 /// How often.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Of so many looks a session that is held up misses nothing.
+const LOOKS_KEPT: usize = 64;
+
 const LOOKING: &str = "look what is wanted of the consumer";
 
-type Wanted = (watch::Sender<Control>, watch::Receiver<Control>);
+/// What a session is told.
+pub(crate) struct Wanted {
+    /// What operators want.
+    pub(crate) control: watch::Receiver<Control>,
+    /// What the engine knows of that.
+    pub(crate) known: Control,
+    /// Events that are to be looked at again at once, if they wait for another attempt.
+    pub(crate) decided: broadcast::Receiver<Arc<[Uuid]>>,
+    /// The handler may work again.
+    pub(crate) mended: watch::Receiver<u64>,
+}
 
 pub(super) struct Controlling {
     context: Arc<Context>,
-    find: String,
-    find_hastened: String,
-    /// The handler's.
-    revision: Box<dyn Fn() -> u64 + Send + Sync>,
+    looked: Mutex<Looked>,
+    wanted: watch::Sender<Control>,
+    /// Events about which somebody decided.
+    decided: broadcast::Sender<Arc<[Uuid]>>,
+}
+
+/// The last look.
+#[derive(Default)]
+struct Looked {
+    at: Option<Instant>,
+    /// Up to when, by the clock of the database, it is known what was decided.
+    decided_to: Option<Timestamp>,
     /// It was said that a pause cannot be seen.
-    is_told: AtomicBool,
+    is_told: bool,
 }
 
 impl Controlling {
-    pub(super) fn new(
-        context: Arc<Context>,
-        revision: impl Fn() -> u64 + Send + Sync + 'static,
-    ) -> Self {
-        let schema = context.config.quoted_schema();
-        let find = control::find_control(&schema);
-        let find_hastened = control::find_hastened(&schema);
-        Self {
-            context,
-            find,
-            find_hastened,
-            revision: Box::new(revision),
-            is_told: AtomicBool::new(false),
-        }
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        let decided = broadcast::Sender::new(LOOKS_KEPT);
+        Self { context, looked: Mutex::default(), wanted: watch::Sender::default(), decided }
     }
 
-    /// What is wanted before the session, and the way of what is wanted in it.
-    pub(super) async fn begin(&self) -> Result<(Control, Wanted), Error> {
-        let control = self.look().await?;
-        Ok((control.clone(), watch::channel(control)))
-    }
-
-    async fn look(&self) -> Result<Control, Error> {
-        let Context { config, pool, .. } = &*self.context;
-        let found = looked(pool, LOOKING, &self.find, &[&config.consumer]).await;
-        if found.as_ref().is_err_and(is_forbidden) {
-            // It would look as if nobody had paused it.
-            if !self.is_told.swap(true, Ordering::Relaxed) {
-                warn!(
-                    "this role may not read inbox_controls: a pause has no effect. GRANT SELECT on \
-                     it, see `tailpost doctor --only inbox`"
-                );
-            }
-            return Ok(<_>::default());
-        }
-        let found = found?;
-        let wanted = found.first().map(Control::of).unwrap_or_default();
-        Ok(Control { revision: (self.revision)(), ..wanted })
-    }
-
-    /// Which events are to be looked at again. If nobody can say, they wait for their time.
-    async fn hastened(&self) -> Vec<Uuid> {
-        let Context { config, pool, .. } = &*self.context;
-        let found = looked(pool, LOOKING, &self.find_hastened, &[&config.consumer]).await;
-        found.unwrap_or_default().iter().map(|row| row.get(0)).collect()
+    /// What is wanted before a session, and in it.
+    pub(super) async fn begin(&self) -> Result<Wanted, Error> {
+        self.look(Instant::now()).await?;
+        let (control, decided) = (self.wanted.subscribe(), self.decided.subscribe());
+        let (known, mended) = (control.borrow().clone(), self.context.mended.clone());
+        Ok(Wanted { control, known, decided, mended })
     }
 
     /// Tells what is wanted, until it is dropped.
-    pub(super) async fn watch(&self, wanted: watch::Sender<Control>, feed: Feed) {
+    pub(super) async fn watch(&self) {
         loop {
+            let since = Instant::now();
             tokio::time::sleep(LOOK).await;
             // A database that is away is reported and waited for by others.
-            if let Ok(now) = self.look().await {
-                wanted.send_if_modified(|it| std::mem::replace(it, now.clone()) != now);
+            let _ = self.look(since).await;
+        }
+    }
+
+    /// Looks, unless somebody has after `since`.
+    async fn look(&self, since: Instant) -> Result<(), Error> {
+        let mut looked = self.looked.lock().await;
+        if looked.at.is_some_and(|it| it >= since) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let Context { config, pool, .. } = &*self.context;
+        let sql = control::find_control(&config.quoted_schema());
+        let wanted = match asked(pool, LOOKING, &sql, &[&config.consumer]).await {
+            Err(error) if is_forbidden(&error) => {
+                // It would look as if nobody had paused it.
+                if !mem::replace(&mut looked.is_told, true) {
+                    warn!(
+                        "this role may not read inbox_controls: a pause has no effect. GRANT SELECT \
+                         on it, see `tailpost doctor --only inbox`"
+                    );
+                }
+                Control::default()
             }
-            for event in self.hastened().await {
-                feed.hasten(event).await;
+            found => found?.first().map(Control::of).unwrap_or_default(),
+        };
+        self.wanted.send_if_modified(|it| mem::replace(it, wanted.clone()) != wanted);
+        looked.at = Some(now);
+        // A session that begins looks at all its events.
+        let known = looked.decided_to.filter(|_| self.decided.receiver_count() > 0);
+        let sql = control::find_decided(&config.quoted_schema());
+        // If nobody can say what was decided, the next look does.
+        if let Ok(found) = asked(pool, LOOKING, &sql, &[&config.consumer, &known]).await {
+            let (decided, to): (Vec<Uuid>, _) = (found[0].get(0), found[0].get(1));
+            looked.decided_to = Some(to);
+            if !decided.is_empty() {
+                let _ = self.decided.send(decided.into());
             }
         }
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::record::Claim;
 use crate::tally::Tally;
 
-/// Leases that are to be renewed until they are given up.
+/// Leases that are to be renewed until they are given up: of all partitions, by one statement.
 pub(crate) struct Leases {
     lease: Duration,
     claims: Mutex<HashMap<Uuid, Entry>>,
@@ -23,6 +23,7 @@ pub(crate) struct Leases {
 
 struct Entry {
     claim: Claim,
+    partition: u32,
     /// By our clock, which was read before the database read its own.
     until: Instant,
     over: Option<Over>,
@@ -49,10 +50,10 @@ impl Leases {
         Self { lease, claims: Mutex::default(), ended: watch::Sender::default(), tally }
     }
 
-    /// Keeps a claim that was made after `since`.
-    pub(crate) fn keep(self: &Arc<Self>, claim: Claim, since: Instant) -> Lease {
+    /// Keeps a claim of an event of this partition that was made after `since`.
+    pub(crate) fn keep(self: &Arc<Self>, claim: Claim, partition: u32, since: Instant) -> Lease {
         let ended = self.ended.subscribe();
-        let entry = Entry { claim, until: since + self.lease, over: None };
+        let entry = Entry { claim, partition, until: since + self.lease, over: None };
         self.lock().insert(claim.key.id, entry);
         Lease { leases: Arc::clone(self), claim, ended }
     }
@@ -92,9 +93,11 @@ impl Leases {
         self.ended.send_replace(());
     }
 
-    /// Lets go of all handlers at work.
-    pub(crate) fn abandon_all(&self) {
-        self.lock().values_mut().for_each(|it| _ = it.over.get_or_insert(Over::Abandoned));
+    /// Lets go of all handlers at work on events of a partition.
+    pub(crate) fn abandon(&self, partition: u32) {
+        for it in self.lock().values_mut().filter(|it| it.partition == partition) {
+            it.over.get_or_insert(Over::Abandoned);
+        }
         self.ended.send_replace(());
     }
 

@@ -58,15 +58,12 @@ impl<H: LeasedHandler> Work for UnderLeases<H> {
         for (item, claimed) in ours {
             let (begin, begins) = oneshot::channel();
             group.push((item.id(), begin));
-            let lease = context.leases.keep(claimed.claim, claimed.since);
+            let partition = context.config.partition;
+            let lease = context.leases.keep(claimed.claim, partition, claimed.since);
             running.push(self.handle(&context, (item, claimed, lease), begins, &reports));
         }
         let _ = reports.send(Said::Claimed(group)).await; // fails when the session is gone
         while running.next().await.is_some() {}
-    }
-
-    fn revision(&self) -> u64 {
-        self.handler.revision()
     }
 }
 

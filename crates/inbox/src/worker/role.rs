@@ -218,8 +218,9 @@ impl RoleHolder {
         store: &Store,
         share: &mut Share,
     ) -> Result<(), Error> {
-        let Part { context, statements, .. } = &self.parts[index];
+        let statements = &self.parts[index].statements;
         let (client, within) = (store.client(), share.patience());
+        let consumer = &self.context().config.consumer;
         match step {
             // The roles are renewed together.
             Step::Connect | Step::Renew | Step::Wait { .. } => {}
@@ -237,36 +238,25 @@ impl RoleHolder {
                 share.taken(index, token, Instant::now());
             }
             Step::Evict(owner) => {
-                self.evict(store, (&owner, statements), within).await?;
+                let evicting = statements.evict(client, &owner);
+                match answered_within(within, "end the former worker's work", evicting).await {
+                    Ok(0) => {}
+                    Ok(connections) => {
+                        warn!(consumer, connections, "the former worker was silent: ended it");
+                    }
+                    // That it may not be allowed is no reason to stop.
+                    Err(Error::Sql { source, .. }) if source.code().is_some() => {
+                        let error = describe(&source);
+                        warn!(consumer, error, "could not end the former worker's work");
+                    }
+                    Err(error) => return Err(error),
+                }
                 share.evicted(index, Instant::now());
             }
             Step::RenewClaims => {
-                renew_claims(context, store, within).await?;
-                share.claims_renewed(index, Instant::now());
+                renew_claims(self.context(), store, within).await?;
+                share.claims_renewed(Instant::now());
             }
-        }
-        Ok(())
-    }
-
-    /// That it may not be allowed is no reason to stop.
-    async fn evict(
-        &self,
-        store: &Store,
-        (owner, statements): (&str, &RoleStatements),
-        within: Duration,
-    ) -> Result<(), Error> {
-        let consumer = &self.context().config.consumer;
-        let evicting = statements.evict(store.client(), owner);
-        match answered_within(within, "end the former worker's work", evicting).await {
-            Ok(0) => {}
-            Ok(connections) => {
-                warn!(consumer, connections, "the former worker gave no sign of life: ended it");
-            }
-            Err(Error::Sql { source, .. }) if source.code().is_some() => {
-                let error = describe(&source);
-                warn!(consumer, error, "could not end the former worker's work");
-            }
-            Err(error) => return Err(error),
         }
         Ok(())
     }

@@ -20,11 +20,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::controls::Control;
 use crate::engine::{ConsumerEngine, Delivered, Effect, Loaded, Pause, Role, Surroundings};
 use crate::feed::Intake;
 use crate::message::{MessageId, Origin};
 use crate::nats::acks::Acks;
+use crate::worker::controlling::Wanted;
 use crate::worker::places::Places;
 use crate::worker::work::{Context, Reports, Said, Work};
 use crate::{HeldUp, Status, Summary};
@@ -56,10 +56,7 @@ pub(crate) struct Session<W> {
     pub(crate) trouble: watch::Receiver<Option<String>>,
     /// Why nothing can be taken from the stream, while that is so.
     pub(crate) broker: watch::Receiver<Option<String>>,
-    /// What operators want.
-    pub(crate) control: watch::Receiver<Control>,
-    /// What the engine knows of that.
-    pub(crate) known: Control,
+    pub(crate) wanted: Wanted,
     pub(crate) intake: Intake,
     pub(crate) origin: Origin,
     pub(crate) engine: ConsumerEngine,
@@ -68,7 +65,7 @@ pub(crate) struct Session<W> {
     pub(crate) ended: watch::Sender<u64>,
     pub(crate) ended_at: Option<Instant>,
     /// As of then.
-    pub(crate) held_up: Vec<HeldUp>,
+    pub(crate) held_up: Arc<[HeldUp]>,
 }
 
 /// What was begun.
@@ -113,9 +110,10 @@ impl<W: Work> Session<W> {
                 delivered = self.intake.deliveries.recv(), if self.engine.is_fed() => {
                     self.take_in(delivered);
                 }
-                Some(event) = self.intake.at_once.recv(), if runs => {
-                    self.engine.hasten(event, Instant::now());
+                Ok(events) = self.wanted.decided.recv(), if runs => {
+                    events.iter().for_each(|it| self.engine.hasten(*it, Instant::now()));
                 }
+                Ok(()) = self.wanted.mended.changed(), if runs => self.engine.probe(Instant::now()),
                 Some(loaded) = begun.loads.join_next(), if runs => {
                     let loaded = loaded.expect("reading does not panic");
                     self.engine.loaded(Instant::now(), loaded);
@@ -124,7 +122,7 @@ impl<W: Work> Session<W> {
                 Ok(()) = self.role.changed() => {}
                 Ok(()) = self.trouble.changed(), if runs => {}
                 Ok(()) = self.broker.changed(), if runs => {}
-                Ok(()) = self.control.changed(), if runs => {}
+                Ok(()) = self.wanted.control.changed(), if runs => {}
                 () = self.places.granted(), if runs => {}
             }
         }
@@ -139,19 +137,16 @@ impl<W: Work> Session<W> {
     /// Has the engine decide, and does what it says. Returns when it decided; nothing at the end.
     async fn turn(&mut self, begun: &mut Begun) -> Option<Instant> {
         let now = Instant::now();
-        let control = self.control.borrow_and_update().clone();
-        let known = std::mem::replace(&mut self.known, control);
-        if known.breaker_closings != self.known.breaker_closings {
+        let control = self.wanted.control.borrow_and_update().clone();
+        let known = std::mem::replace(&mut self.wanted.known, control);
+        if known.breaker_closings != self.wanted.known.breaker_closings {
             self.engine.close_breaker();
-        }
-        if known.revision != self.known.revision {
-            self.engine.probe(now);
         }
         self.engine.look(Surroundings {
             role: *self.role.borrow_and_update(),
             database: self.trouble.borrow_and_update().clone(),
             broker: self.broker.borrow_and_update().clone(),
-            operator: self.known.pause.as_ref().map(|it| it.by.clone()),
+            operator: self.wanted.known.pause.as_ref().map(|it| it.by.clone()),
             places: self.places.take(),
         });
         self.engine.turn(now);
@@ -209,7 +204,7 @@ impl<W: Work> Session<W> {
                 let (gone, _) = watch::channel(0);
                 drop(std::mem::replace(&mut self.intake.room, gone));
             }
-            Effect::AbandonAll => self.context.leases.abandon_all(),
+            Effect::AbandonAll => self.context.leases.abandon(self.context.config.partition),
             Effect::Tell(notice) => notices::tell(&self.context.config, notice),
             Effect::End => return ControlFlow::Break(()),
         }
@@ -233,7 +228,10 @@ impl<W: Work> Session<W> {
         if is_due || self.engine.is_empty() {
             self.ended_at = Some(now);
             self.ended.send_replace(self.engine.ended());
-            self.held_up = self.engine.held_up();
+            let held_up = self.engine.held_up();
+            if held_up != *self.held_up {
+                self.held_up = held_up.into();
+            }
         }
     }
 
@@ -244,16 +242,10 @@ impl<W: Work> Session<W> {
         let is_hindered = matches!(paused, Some(Pause::Broker(_) | Pause::Handler(..)));
         self.context.hinder(is_hindered);
         let paused = paused.map(|it| notices::in_words(&self.context.config, it));
-        let tally = &self.context.tally;
         let status = Status {
             paused_by: self.engine.held_by(now).map(str::to_owned),
-            claims: tally.claims(),
-            leases: tally.leases(),
-            dead_letters: tally.dead_letters(),
-            markers: tally.markers(),
-            went_back_at: tally.went_back_at(),
-            held_up: self.held_up.clone(),
-            ..self.engine.status(paused)
+            held_up: Arc::clone(&self.held_up),
+            ..self.engine.status(paused, self.context.tally.status())
         };
         let is_new = *self.status.borrow() != status;
         if is_new {

@@ -184,7 +184,8 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let Some((_, claimed)) = ours.pop() else {
             return Ok(done.pop().expect("it is ours, or something became of it"));
         };
-        let mut lease = context.leases.keep(claimed.claim, claimed.since);
+        let partition = context.config.partition;
+        let mut lease = context.leases.keep(claimed.claim, partition, claimed.since);
         let began = Instant::now();
         let handled = tokio::select! {
             biased;

@@ -53,9 +53,7 @@ impl Upkeep {
                 }
                 Err(error) => {
                     let error = describe(&error);
-                    if std::mem::replace(&mut fails, true) {
-                        debug!(consumer, error, "could not look after the inbox's tables");
-                    } else {
+                    if !std::mem::replace(&mut fails, true) {
                         warn!(consumer, error, "could not look after the inbox's tables");
                     }
                     (*upkeep_interval).min(AGAIN_AFTER)

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::tally::Tally;
-use crate::{BreakerState, Error, Handler, HeldUp, State, Status, Summary};
+use crate::{Error, Handler, HeldUp, State, Status, Summary};
 
 /// The shortest time between two words.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -47,15 +47,8 @@ pub(super) async fn tell(
             parts.iter_mut().map(|it| it.borrow_and_update().clone()).collect();
         let states = all.iter().map(|it| (it.state, it.counts)).collect();
         name_paused(&mut all);
-        let status = Status {
-            parts: states,
-            claims: tally.claims(),
-            leases: tally.leases(),
-            dead_letters: tally.dead_letters(),
-            markers: tally.markers(),
-            went_back_at: tally.went_back_at(),
-            ..all.into_iter().reduce(together).unwrap_or_default()
-        };
+        let none = Status { state: State::Standby, parts: states, ..tally.status() };
+        let status = all.into_iter().fold(none, together);
         whole.send_if_modified(|it| std::mem::replace(it, status.clone()) != status);
         select_all(parts.iter_mut().map(|it| Box::pin(it.changed()))).await.0.ok();
         sleep(PAUSE).await;
@@ -76,27 +69,16 @@ fn name_paused(all: &mut [Status]) {
 
 /// What is wrong with one part is wrong with the whole.
 fn together(one: Status, other: Status) -> Status {
-    let rank = |state| match state {
-        State::Standby => 0,
-        State::Starting => 1,
-        State::Active => 2,
-        State::Stopping => 3,
-        State::Paused => 4,
-    };
-    let severity = |it: &Handler| match it.breaker {
-        BreakerState::Closed => 0,
-        BreakerState::HalfOpen => 1,
-        BreakerState::Open => 2,
-    };
     // Who holds one part says nothing of another that fails.
     let (paused, paused_by) = [(one.paused, one.paused_by), (other.paused, other.paused_by)]
         .into_iter()
         .max_by_key(|(paused, by)| (paused.is_some(), by.is_none()))
         .unwrap_or_default();
     let opened = one.handler.opened + other.handler.opened;
-    let handler = [one.handler, other.handler].into_iter().max_by_key(severity).unwrap_or_default();
+    let handler =
+        if one.handler.breaker > other.handler.breaker { one.handler } else { other.handler };
     Status {
-        state: [one.state, other.state].into_iter().max_by_key(|it| rank(*it)).unwrap_or_default(),
+        state: one.state.max(other.state),
         paused,
         paused_by,
         handler: Handler { opened, ..handler },
@@ -105,7 +87,11 @@ fn together(one: Status, other: Status) -> Status {
         held: one.held + other.held,
         left: one.left + other.left,
         counts: one.counts.and(&other.counts),
-        held_up: one.held_up.into_iter().chain(other.held_up).take(HeldUp::MOST).collect(),
+        held_up: match (&*one.held_up, &*other.held_up) {
+            (_, []) => one.held_up,
+            ([], _) => other.held_up,
+            (some, more) => some.iter().chain(more).take(HeldUp::MOST).cloned().collect(),
+        },
         ..one
     }
 }

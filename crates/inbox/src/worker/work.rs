@@ -46,11 +46,6 @@ pub(crate) trait Work: Send + Sync + 'static {
         items: Vec<Item>,
         reports: Reports,
     ) -> impl Future<Output = ()> + Send;
-
-    /// Of the handler, where that has one.
-    fn revision(&self) -> u64 {
-        0
-    }
 }
 
 /// Where a job says what becomes of its events.
@@ -86,6 +81,8 @@ pub(crate) struct Context {
     pub(crate) hindered: watch::Sender<Option<Instant>>,
     /// A session did not wait for all that it had begun.
     pub(crate) left_behind: Arc<AtomicBool>,
+    /// Changes when the handler may work again.
+    pub(crate) mended: watch::Receiver<u64>,
     /// Had for writing by the event that is tried with nothing else at work in the process.
     pub(crate) alone: Arc<RwLock<()>>,
     /// The lanes of a consumer whose partitions share them.
@@ -122,7 +119,6 @@ impl Context {
     /// What is done for one partition with.
     pub(crate) fn of_part(&self, config: Config) -> Self {
         Self {
-            leases: Arc::new(Leases::new(config.lease, Arc::clone(&self.tally))),
             config: Arc::new(config),
             handled: watch::Sender::default(),
             at_work: watch::Sender::new(false),

@@ -32,8 +32,8 @@ impl ConsumerEngine {
         }
     }
 
-    /// How the consumer is; `paused` is [`Self::pause`] in words.
-    pub(crate) fn status(&self, paused: Option<String>) -> Status {
+    /// How the consumer is; `paused` is [`Self::pause`] in words, and `counted` what others count.
+    pub(crate) fn status(&self, paused: Option<String>, counted: Status) -> Status {
         let state = match (self.is_stopping(), &paused) {
             (true, _) => State::Stopping,
             (false, Some(_)) => State::Paused,
@@ -48,7 +48,7 @@ impl ConsumerEngine {
             held: self.lanes.held(),
             left: self.lanes.left(),
             counts: self.counts,
-            ..Status::default()
+            ..counted
         }
     }
 

@@ -7,15 +7,6 @@ use crate::engine::consumer_effect::Effect;
 use crate::engine::role_lease::Role;
 
 impl ConsumerEngine {
-    /// Whether another worker has the role, or is to get it, or may have had it since the session began.
-    pub(super) fn is_taken_over(&self) -> bool {
-        match self.surroundings.role {
-            Role::Unknown => false,
-            Role::Standby | Role::Leaving => true,
-            Role::Active { term, .. } => term != self.start.term,
-        }
-    }
-
     /// Whether handlers that do not end are waited for. Only the worker that gets the partition could
     /// end them, and with them all that this one has begun in others.
     pub(super) fn is_patient(&self) -> bool {

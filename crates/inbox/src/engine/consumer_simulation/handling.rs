@@ -12,7 +12,7 @@ use crate::engine::report::Outcome;
 use crate::engine::{Begin, Decision, Item, Path, Report, begin};
 use crate::message::MessageId;
 use crate::record::{ClaimReply, UNFINISHED_MAX};
-use crate::{BreakerState, Verdict};
+use crate::{BreakerState, Status, Verdict};
 
 /// After trouble with the database.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -450,7 +450,7 @@ impl World {
             session.may_probe = true;
         }
         session.engine.reported(now, time, report, chance);
-        if session.engine.status(None).handler.breaker == BreakerState::Closed {
+        if session.engine.status(None, Status::default()).handler.breaker == BreakerState::Closed {
             session.failing.clear();
         }
     }

@@ -318,7 +318,7 @@ impl World {
                 session.engine.close_breaker();
                 session.failing.clear();
             }
-            let (before, mut started) = (session.engine.status(None), 0);
+            let (before, mut started) = (session.engine.status(None, Status::default()), 0);
             session.engine.turn(now);
             while let Some(effect) = self.workers[worker].next_effect() {
                 if matches!(effect, Effect::End) {
@@ -402,7 +402,8 @@ impl World {
         assert!(!session.is_closed, "begun although it stops");
         let handled = process.tasks.values().filter(|it| it.is_begun()).count();
         assert!(handled + ids.len() <= session.places, "{handled} handlers, and {ids:?}");
-        let is_open = session.engine.status(None).handler.breaker != BreakerState::Closed;
+        let is_open =
+            session.engine.status(None, Status::default()).handler.breaker != BreakerState::Closed;
         assert!(!is_open || ids.len() == 1, "{ids:?} beside a probe");
     }
 
@@ -438,7 +439,7 @@ impl World {
                 self.deliver_again_at(replies, now + DAY);
             }
             Effect::Load(load) => {
-                let held = session.engine.status(None).held;
+                let held = session.engine.status(None, Status::default()).held;
                 assert!(held < 2 * self.mix.held_max, "read in spite of {held}");
                 let most = load.seqs.len();
                 let count = if self.chance(self.mix.lost) {
@@ -449,7 +450,7 @@ impl World {
                 self.of_session_after(worker, 1, 200, OfSession::Loaded(load, count));
             }
             Effect::Request(room) => {
-                let held = session.engine.status(None).held;
+                let held = session.engine.status(None, Status::default()).held;
                 assert!(room == 0 || room + held <= self.mix.held_max, "{room} beside {held}");
                 assert!(room == 0 || held * size < HELD_BYTES_MAX, "{room} beside {held}");
                 session.room = room;

@@ -86,7 +86,9 @@ pub fn remembered(schema: &str) -> String {
     )
 }
 
-/// Whether the worker may begin events.
+/// Whether the worker may begin events of the partition that it took under this token. Each taking
+/// makes a token of its own, in the partition's row alone, and overwrites the one before: so no other
+/// partition of the worker has it, and when another worker has taken this one nobody has.
 pub(super) fn has_role(schema: &str, token: &str) -> String {
     format!(
         "EXISTS (SELECT FROM {schema}.inbox_roles AS r

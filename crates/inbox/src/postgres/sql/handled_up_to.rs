@@ -17,7 +17,8 @@ pub(crate) fn find_handled(schema: &str) -> String {
     )
 }
 
-/// Only for the worker that has the role by the token `$5`, on the server `$6`.
+/// Only for the worker that has the role by the token `$5`, which no other partition has, on the server
+/// `$6`.
 pub(crate) fn write_handled(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_roles

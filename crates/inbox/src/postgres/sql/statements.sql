@@ -456,9 +456,10 @@ SELECT consumer, paused_at, paused_by, reason, breaker_closings
 FROM public.inbox_controls WHERE consumer = $1;
 
 -- find what is tried at once
-SELECT message_id FROM public.inbox_decisions
-WHERE decided_at > clock_timestamp() - interval '5 s'
-    AND consumer = $1 AND decision IN ('mark_processed', 'try_now');
+SELECT ARRAY(SELECT message_id FROM public.inbox_decisions
+WHERE decided_at > least($2::timestamptz, statement_timestamp()) - interval '5 s'
+    AND consumer = $1 AND decision IN ('mark_processed', 'try_now')),
+statement_timestamp();
 
 -- find a rewind
 WITH it AS (SELECT id, stream, stream_created_at, from_seq AS from_sequence,

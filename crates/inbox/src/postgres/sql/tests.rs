@@ -33,7 +33,7 @@ fn statements_are_written_down() {
         ("sweep letters", requeued::sweep_letters(schema)),
         ("forget attempts", attempts::forget_page(schema)),
         ("find what is wanted", control::find_control(schema)),
-        ("find what is tried at once", control::find_hastened(schema)),
+        ("find what is tried at once", control::find_decided(schema)),
         ("find a rewind", rewind_records::find_mine(schema)),
         ("request a rewind", rewind_records::request(schema)),
         ("begin a rewind", rewind_records::begin(schema)),

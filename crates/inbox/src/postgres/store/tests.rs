@@ -319,8 +319,7 @@ async fn worker(postgres: &Postgres, takes_over: bool) -> Store {
         stream: "S".into(),
         owner: "w".into(),
         lease: LONG,
-        takes_over,
-        lent: takes_over,
+        transactional: takes_over,
     };
     let store = Store::new(Connection::new(client), scope).await.unwrap();
     // It is not about the disk.

@@ -59,8 +59,7 @@ async fn server() -> Server {
         stream: "S".into(),
         owner: "w".into(),
         lease: config.lease,
-        takes_over: false,
-        lent: false,
+        transactional: false,
     };
     let tally = Arc::new(Tally::default());
     let context = Context {
@@ -75,6 +74,7 @@ async fn server() -> Server {
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         hindered: watch::Sender::default(),
+        mended: watch::channel(0).1,
         alone: Arc::default(),
         places: None,
     };
@@ -130,7 +130,8 @@ async fn of_a_group_of_verdicts_each_has_its_own_end() {
     let (recorder, ended) = mpsc::channel(GROUP_MAX);
     let recording = tokio::spawn(record(Arc::clone(&context), ended));
     for (item, claimed) in claimed {
-        let (lease, reports) = (context.leases.keep(claimed.claim, claimed.since), reports.clone());
+        let (lease, reports) =
+            (context.leases.keep(claimed.claim, 0, claimed.since), reports.clone());
         let decision = Some(Decision::Complete { outcome: None });
         let ended = Ended { item, claimed, decision, took: None, _lease: lease, reports };
         assert!(recorder.send(ended).await.is_ok());
@@ -169,7 +170,7 @@ async fn a_failed_attempt_that_cannot_be_noted_keeps_no_event_from_its_end() {
         let recording = tokio::spawn(record(Arc::clone(&context), ended));
         let away = || Trouble { kind: TroubleKind::Away, reason: "503".into(), after: Some(SOON) };
         for (item, claimed) in claimed {
-            let lease = context.leases.keep(claimed.claim, claimed.since);
+            let lease = context.leases.keep(claimed.claim, 0, claimed.since);
             let decision = match item.id().seq {
                 2 => Decision::Fail { reason: "500".into(), delay: SOON },
                 3 => Decision::Park { cause: Cause::Dead, reason: "422".into() },
@@ -208,7 +209,7 @@ async fn of_a_group_whose_records_are_locked_each_is_waited_for_briefly() {
         item,
         decision: Some(Decision::Complete { outcome: None }),
         took: None,
-        _lease: context.leases.keep(claimed.claim, claimed.since),
+        _lease: context.leases.keep(claimed.claim, 0, claimed.since),
         claimed,
         reports: reports.clone(),
     };

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use lab::{Nats, NatsOptions};
+use tokio::sync::broadcast;
 use tracing::span;
 
 use super::*;
 use crate::config::Config;
+use crate::controls::Control;
 use crate::engine::{ConsumerStart, Full, HoldLimits, Item, Load, Notice, Term};
 use crate::feed;
 use crate::postgres::pool::Pool;
@@ -138,8 +140,7 @@ fn context() -> Arc<Context> {
         stream: "S".into(),
         owner: "w".into(),
         lease: config.lease,
-        takes_over: false,
-        lent: false,
+        transactional: false,
     };
     let tally = Arc::new(Tally::default());
     Arc::new(Context {
@@ -154,6 +155,7 @@ fn context() -> Arc<Context> {
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         hindered: watch::Sender::default(),
+        mended: watch::channel(0).1,
         alone: Arc::default(),
         places: None,
     })
@@ -181,14 +183,18 @@ async fn session(nats: &Client, intake: Intake) -> Session<Reporting> {
         role: watch::channel(Role::Unknown).1,
         trouble: watch::channel(None).1,
         broker: watch::channel(None).1,
-        control: watch::channel(Control::default()).1,
-        known: Control::default(),
+        wanted: Wanted {
+            control: watch::channel(Control::default()).1,
+            known: Control::default(),
+            decided: broadcast::Sender::new(1).subscribe(),
+            mended: watch::channel(0).1,
+        },
         intake,
         origin: Origin { stream: "S".into(), created: None },
         engine: ConsumerEngine::new(start, Instant::now()),
         ended: watch::Sender::default(),
         ended_at: None,
-        held_up: Vec::new(),
+        held_up: Arc::default(),
         places: Places::default(),
     }
 }
@@ -209,7 +215,7 @@ async fn carry_out(nats: &Client, log: &Log, effect: Effect) {
     nats.flush().await.unwrap();
     let key = Key { id: uuid::Uuid::nil(), event_time: Timestamp::UNIX_EPOCH };
     let claim = Claim { key, token: uuid::Uuid::nil() };
-    let mut lease = session.context.leases.keep(claim, Instant::now());
+    let mut lease = session.context.leases.keep(claim, 0, Instant::now());
     let logged = log.0.load(Ordering::Relaxed);
     let sign = sign_of(&effect);
     let ends = session.carry_out(effect, &mut begun).await.is_break();

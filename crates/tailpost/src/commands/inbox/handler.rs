@@ -44,6 +44,7 @@ pub(super) async fn handler(
         bearer_token_file: it.bearer_token_file.clone(),
         secrets: it.secrets.iter().flatten().map(|it| it.0.clone()).collect(),
         secrets_file: it.secrets_file.clone(),
+        ca: it.ca.clone(),
     };
     let options = HttpOptions {
         url,

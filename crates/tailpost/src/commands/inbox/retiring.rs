@@ -41,10 +41,6 @@ impl LeasedHandler for Retiring {
         }
         verdict
     }
-
-    fn revision(&self) -> u64 {
-        self.handler.revision()
-    }
 }
 
 impl Retiring {

@@ -82,7 +82,8 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         let made = parts.into_iter().zip(clients).map(|(part, client)| {
             let Part { consumer, handler, status } = part;
             let name = consumer.name.clone();
-            let mut builder = inbox(consumer, settings, (&postgres, &nats), client).status(status);
+            let mut builder = inbox(consumer, settings, (&postgres, &nats), client);
+            builder = builder.status(status).mended(handler.changes());
             if let Some(spans) = traces.sink() {
                 builder = builder.spans(spans);
             }
@@ -144,13 +145,7 @@ fn sampler(
 
 /// Whether a consumer does what it was started for, and in a word what that is.
 fn up(status: &Status) -> (bool, &'static str) {
-    match status.state {
-        State::Active => (true, "active"),
-        State::Standby => (true, "standby"),
-        State::Paused => (true, "paused"),
-        State::Starting => (false, "starting"),
-        State::Stopping => (true, "stopping"),
-    }
+    (status.state != State::Starting, status.state.name())
 }
 
 /// The checks of `tailpost doctor` for these consumers.
