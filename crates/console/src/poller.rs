@@ -133,6 +133,7 @@ async fn ask_inbox(client: &Client, has_books: bool) -> Told<InboxStatus, InboxB
             let all = async { tokio::try_join!(letters, consumers, operations) }.await;
             let books = all.map(|(letters, consumers, operations)| InboxBooks {
                 letters,
+                database: consumers.database,
                 consumers: consumers.consumers,
                 operations: operations.operations,
             });

@@ -164,6 +164,17 @@ impl Consumers {
         Self { connection, outbox: outbox.clone(), schema: outbox.quoted_schema() }
     }
 
+    /// Names the database and the schema: the same for whoever looks at this inbox.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses.
+    pub async fn database(&self) -> Result<String, Error> {
+        let sql = look_up_records::NAME_DATABASE;
+        let rows = query(&self.connection, "name the database", sql, &[&self.schema]).await?;
+        Ok(rows[0].get(0))
+    }
+
     /// What each consumer has before it, by name; of those that ever met an event.
     ///
     /// # Errors

@@ -46,13 +46,8 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
     if let Err(Error::Unusable { problem, fix }) = store.check_shards(config).await {
         report.warnings.push(format!("{problem}: {fix}"));
     }
-    let nats = match config.nats.connect("tailpost status").await {
-        Ok(client) => Some(client),
-        Err(error) => {
-            report.lacks(error.into());
-            None
-        }
-    };
+    let nats = config.nats.connect("tailpost status").await;
+    let nats = nats.map_err(|error| report.lacks(error.into())).ok();
     for (config, unpublished) in shards {
         let mut slot = slot(&config, store).await?;
         let rewind = rewind(&config, store).await?;
@@ -88,7 +83,6 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
             }
         }
     }
-    warn_of_dead_letters(&mut report);
     warn_of_rows(&mut report);
     warn_of_retention(&mut report);
     Ok(report)
@@ -214,19 +208,15 @@ fn warn_of_rewind(config: &Config, rewind: Option<&RewindReport>, warnings: &mut
     }
 }
 
-fn warn_of_dead_letters(report: &mut StatusReport) {
-    if report.outbox.dead_letters > 0 {
-        let count = report.outbox.dead_letters;
-        let s = if count == 1 { "" } else { "s" };
+fn warn_of_rows(report: &mut StatusReport) {
+    let OutboxReport { dead_letters, unidentified, owed, marks_refused, .. } = report.outbox;
+    if dead_letters > 0 {
+        let s = if dead_letters == 1 { "" } else { "s" };
         report.warnings.push(format!(
-            "{count} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox dlq \
-             requeue` publishes them after all"
+            "{dead_letters} dead letter{s}: `tailpost outbox dlq list` shows them, `tailpost outbox \
+             dlq requeue` publishes them after all"
         ));
     }
-}
-
-fn warn_of_rows(report: &mut StatusReport) {
-    let OutboxReport { unidentified, owed, marks_refused, .. } = report.outbox;
     if let Some(why) = &report.outbox.mark_refusal {
         let rows = if marks_refused == 1 { "row" } else { "rows" };
         report.warnings.push(format!(

@@ -13,7 +13,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::app::Source;
 use crate::problem::Problem;
-use crate::state::operator_answers::{Audit, Audited};
+use crate::state::answers::Decision;
+use crate::state::operator_answers::Audit;
 use crate::visitor::Visitor;
 
 /// Entries of a page of a source: work on many has an entry for each.
@@ -24,14 +25,14 @@ const PAGES_MAX: usize = 24;
 /// Entries in a row that differ in their event alone.
 pub(super) struct Row {
     pub(super) source: String,
-    pub(super) first: Audited,
+    pub(super) first: Decision,
     pub(super) count: usize,
 }
 
 impl Row {
-    fn takes(&self, entry: &Audited) -> bool {
-        let of = |it: &Audited| {
-            let Audited { action, actor, why, consumer, .. } = it.clone();
+    fn takes(&self, entry: &Decision) -> bool {
+        let of = |it: &Decision| {
+            let Decision { action, actor, why, consumer, .. } = it.clone();
             (action, actor, why, consumer, it.event_id.is_some())
         };
         entry.event_id.is_some() && of(entry) == of(&self.first)
@@ -81,7 +82,7 @@ pub(super) struct Pages<'a> {
     source: Source<'a>,
     place: Place,
     /// Behind `place`.
-    entries: VecDeque<Audited>,
+    entries: VecDeque<Decision>,
     /// Where the page behind these begins; none is known before the first is read.
     next: Option<String>,
     is_read: bool,
@@ -207,11 +208,11 @@ mod tests {
 
     #[test]
     fn work_on_many_is_one_row_and_decisions_of_two_people_are_two() {
-        let entry = |actor: &str| Audited {
+        let entry = |actor: &str| Decision {
             action: "requeue".into(),
             actor: actor.into(),
             event_id: Some("1".into()),
-            ..Audited::default()
+            ..Decision::default()
         };
         let row = Row { source: "inbox".into(), first: entry("postgres (ada)"), count: 1 };
         assert!(row.takes(&entry("postgres (ada)")) && !row.takes(&entry("postgres (bob)")));

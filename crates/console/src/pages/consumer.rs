@@ -113,7 +113,7 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
         let pending =
             status.pending.map_or_else(|| "unknown".into(), |it| counted(it, "event", "events"));
         facts.push(("Not delivered yet", pending));
-        facts.push(("In the worker's memory", counted(status.held, "event", "events")));
+        facts.push(("In the memory of its workers", counted(status.held, "event", "events")));
         facts.push((
             "Aggregates at work or waiting",
             counted(status.lanes, "aggregate", "aggregates"),

@@ -105,20 +105,14 @@ pub(crate) struct Marks {
     pub(crate) missing: Option<String>,
 }
 
-/// `/readyz`.
+/// `/readyz`, and what it says of each consumer.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Readiness {
     pub(crate) ready: bool,
     pub(crate) reason: Option<String>,
-    pub(crate) consumers: BTreeMap<String, ConsumerReadiness>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct ConsumerReadiness {
-    pub(crate) ready: bool,
-    pub(crate) reason: Option<String>,
+    /// Of an inbox.
+    pub(crate) consumers: BTreeMap<String, Self>,
 }
 
 /// A page of dead letters of either queue, and what all of them have in common.
@@ -192,7 +186,7 @@ pub(crate) struct LetterDetail {
     pub(crate) payload_base64: Option<String>,
 }
 
-/// Something that a person decided.
+/// Something that a person decided; in the audit, also about what.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Decision {
@@ -201,6 +195,9 @@ pub(crate) struct Decision {
     pub(crate) actor: String,
     pub(crate) why: Option<String>,
     pub(crate) payload_replaced: bool,
+    pub(crate) event_id: Option<String>,
+    pub(crate) aggregate: Option<String>,
+    pub(crate) consumer: Option<String>,
 }
 
 /// An attempt of a consumer that failed.
@@ -350,6 +347,8 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Consumers {
+    /// Names the database that they are in.
+    pub(crate) database: Option<String>,
     pub(crate) consumers: Vec<Consumer>,
 }
 

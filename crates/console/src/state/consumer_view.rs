@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::answers::{Consumer, ConsumerStatus, Failing, HeldUp};
+use super::answers::{Consumer, ConsumerStatus, Counts, Failing, HeldUp};
 use super::source::{Inbox, Process};
 
 /// A consumer, from all that is known of it.
@@ -11,7 +11,7 @@ pub(crate) struct ConsumerView {
     /// Of its inbox.
     pub(crate) source: String,
     pub(crate) name: String,
-    /// What its worker says of itself, if that answers.
+    /// What its workers say of themselves, if any answers: how one is, and what all of them have.
     pub(crate) status: Option<ConsumerStatus>,
     /// What the database has.
     pub(crate) record: Option<Consumer>,
@@ -19,14 +19,12 @@ pub(crate) struct ConsumerView {
     pub(crate) unready: Option<String>,
     /// Processes that would take over.
     pub(crate) standbys: usize,
-    /// Of all its workers.
-    pub(crate) held_up: Vec<HeldUp>,
     /// No process of its inbox answers: what is known is old.
     pub(crate) is_unanswered: bool,
 }
 
 impl ConsumerView {
-    /// Events that wait: not delivered yet, or in the worker's memory.
+    /// Events that wait: not delivered yet, or in the memory of a worker.
     pub(crate) fn waiting(&self) -> Option<u64> {
         let status = self.status.as_ref()?;
         Some(status.pending? + status.held + status.left)
@@ -43,7 +41,8 @@ impl ConsumerView {
     /// What fails now, the oldest first, with what waits for it as far as a worker says so.
     pub(crate) fn failing(&self) -> impl Iterator<Item = (&Failing, Option<&HeldUp>)> {
         let listed = self.record.iter().flat_map(|it| &it.failing);
-        listed.map(|it| (it, self.held_up.iter().find(|held| held.event_id == it.event_id)))
+        let held_up = || self.status.iter().flat_map(|it| &it.held_up);
+        listed.map(move |it| (it, held_up().find(|held| held.event_id == it.event_id)))
     }
 
     /// `closed`, `open` or `half_open`.
@@ -96,6 +95,24 @@ pub(super) fn is_first(inboxes: &[Inbox], inbox: &Inbox) -> bool {
     first_of(inboxes, inbox).key == inbox.key
 }
 
+/// How the first is, and what both have.
+fn together(one: ConsumerStatus, other: ConsumerStatus) -> ConsumerStatus {
+    ConsumerStatus {
+        busy: one.busy + other.busy,
+        held: one.held + other.held,
+        left: one.left + other.left,
+        lanes: one.lanes + other.lanes,
+        counts: Counts {
+            processed: one.counts.processed + other.counts.processed,
+            retried: one.counts.retried + other.counts.retried,
+            dead: one.counts.dead + other.counts.dead,
+        },
+        pending: one.pending.or(other.pending),
+        held_up: [one.held_up, other.held_up].concat(),
+        ..one
+    }
+}
+
 pub(super) fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
     let of = |inbox: &Inbox| {
         let sharing = inboxes.iter().filter(|it| it.shares(inbox)).collect::<Vec<_>>();
@@ -109,18 +126,16 @@ pub(super) fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
                 .collect();
             all.sort_by_key(|(it, _)| it.state == "standby");
             let standbys = all.iter().filter(|(it, _)| it.state == "standby").count();
-            let held_up = all.iter().flat_map(|(it, _)| it.held_up.clone()).collect();
             let first = all.first();
             let ready = first.and_then(|(_, ready)| ready.get(name)).filter(|it| !it.ready);
             let unready = ready.map(|it| it.reason.clone().unwrap_or_else(|| "not ready".into()));
             ConsumerView {
                 source: inbox.key.clone(),
                 name: name.clone(),
-                status: first.map(|(it, _)| (*it).clone()),
+                status: all.iter().map(|(it, _)| (*it).clone()).reduce(together),
                 record: inbox.books.consumers.iter().find(|it| it.name == *name).cloned(),
                 unready,
                 standbys,
-                held_up,
                 is_unanswered: up().next().is_none(),
             }
         };

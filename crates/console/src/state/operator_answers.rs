@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::answers::Group;
+use super::answers::{Decision, Group};
 use crate::sessions::Role;
 
 /// `/api/v1/me`.
@@ -19,20 +19,8 @@ pub(crate) struct Oneself {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Audit {
-    pub(crate) entries: Vec<Audited>,
+    pub(crate) entries: Vec<Decision>,
     pub(crate) next: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Audited {
-    pub(crate) at: Option<Timestamp>,
-    pub(crate) action: String,
-    pub(crate) actor: String,
-    pub(crate) why: Option<String>,
-    pub(crate) event_id: Option<String>,
-    pub(crate) aggregate: Option<String>,
-    pub(crate) consumer: Option<String>,
 }
 
 /// `/api/v1/doctor`.

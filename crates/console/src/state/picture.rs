@@ -256,10 +256,33 @@ pub(crate) mod tests {
         assert_eq!(picture([round(), away]).consumers()[0].state(), "no answer");
     }
 
-    /// Either may be asked for the other's consumers.
+    #[test]
+    fn workers_that_share_a_consumer_are_counted_together() {
+        let mut shared = round();
+        let processes = &mut shared.inboxes[0].processes;
+        let mut second = processes[0].clone();
+        second.0 = "10.0.0.3:9465".into();
+        let (status, _) = second.1.as_mut().expect("it answers");
+        let of_second = status.consumers.get_mut("mailer").expect("it is there");
+        (of_second.busy, of_second.left, of_second.pending) = (7, 5, None);
+        for first in [0, 1] {
+            let mut shared = shared.clone();
+            shared.inboxes[0].processes.insert(first, second.clone());
+            let consumers = picture([shared]).consumers();
+            let status = consumers[0].status.as_ref().expect("they answer");
+            let told = (status.busy, status.held, status.left, status.counts.processed);
+            assert_eq!((told, consumers[0].waiting()), ((8, 4, 5, 1800), Some(49)));
+        }
+    }
+
+    /// Either may be asked for the other's consumers, which may have no worker yet.
     #[test]
     fn inboxes_on_one_database_have_each_consumer_once() {
         let mut shared = round();
+        if let Some(Ok(books)) = &mut shared.inboxes[0].books {
+            books.database = Some("7/shop/public".into());
+            books.consumers[0].worker = None;
+        }
         let mut second = shared.inboxes[0].clone();
         second.processes[0].0 = "10.0.0.3:9465".into();
         if let Ok((status, _)) = &mut second.processes[0].1 {
@@ -285,7 +308,7 @@ pub(crate) mod tests {
         assert_eq!(told(&drawn(away)), [("inbox-2".into(), 1)]);
         let mut apart = shared;
         if let Some(Ok(books)) = &mut apart.inboxes[1].books {
-            books.consumers[0].worker.as_mut().expect("it has one").owner = "90:b".into();
+            books.database = Some("7/shop/other".into());
         }
         assert_eq!(told(&drawn(apart)).len(), 2);
     }

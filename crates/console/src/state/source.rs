@@ -82,6 +82,7 @@ pub(crate) struct RelayBooks {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InboxBooks {
     pub(crate) letters: Letters,
+    pub(crate) database: Option<String>,
     pub(crate) consumers: Vec<Consumer>,
     pub(crate) operations: Vec<Operation>,
 }
@@ -130,13 +131,9 @@ impl Relay {
 }
 
 impl Inbox {
-    /// Whether both have their consumers in one database: then one run of a worker has the role of one.
+    /// Whether both have their consumers in one database.
     pub(super) fn shares(&self, other: &Self) -> bool {
-        let owner = |it: &Consumer| it.worker.as_ref().map(|it| it.owner.clone());
-        let is_known = |it: &Consumer| {
-            let there = other.books.consumers.iter().find(|there| there.name == it.name);
-            owner(it).is_some() && there.and_then(owner) == owner(it)
-        };
-        self.key == other.key || self.books.consumers.iter().any(is_known)
+        let database = &self.books.database;
+        self.key == other.key || database.is_some() && *database == other.books.database
     }
 }

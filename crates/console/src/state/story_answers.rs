@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::answers::{Decision, FailedAttempt, Letter};
+use super::answers::{Decision, FailedAttempt, Letter, Replay};
 
 /// `/api/v1/events`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -38,7 +38,7 @@ pub(crate) struct Story {
     pub(crate) dead_letter: Option<Letter>,
     pub(crate) decisions: Vec<Decision>,
     pub(crate) message: Option<MessageStory>,
-    pub(crate) replays: Vec<ReplayStory>,
+    pub(crate) replays: Vec<Replay>,
     pub(crate) notes: Vec<String>,
     pub(crate) consumers: BTreeMap<String, ConsumerStory>,
 }
@@ -75,20 +75,11 @@ pub(crate) struct MessageStory {
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(crate) struct ReplayStory {
-    pub(crate) id: String,
-    pub(crate) status: String,
-    pub(crate) asked_by: String,
-    pub(crate) reason: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
 pub(crate) struct ConsumerStory {
     pub(crate) record: Option<EventRecord>,
     /// The newest, in order.
     pub(crate) failed_attempts: Vec<FailedAttempt>,
-    pub(crate) dead_letter: Option<StoryLetter>,
+    pub(crate) dead_letter: Option<Letter>,
     pub(crate) decisions: Vec<Decision>,
 }
 
@@ -104,13 +95,6 @@ pub(crate) struct EventRecord {
     pub(crate) worker: Option<String>,
     pub(crate) outcome: Option<String>,
     pub(crate) last_error: Option<String>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct StoryLetter {
-    pub(crate) reason: String,
-    pub(crate) dead_at: Option<Timestamp>,
 }
 
 /// What became of an event that was to count as processed.

@@ -2,6 +2,11 @@
 
 use inbox::access::as_json;
 
+/// Names the schema `$1`, whichever way a process reached it.
+pub(crate) const NAME_DATABASE: &str =
+    "SELECT concat_ws('/', system_identifier, current_database(),
+    $1::text) FROM pg_control_system()";
+
 /// Of the consumer `$1` and the events `$2`: letters first, and behind them the records, of which one
 /// that is processed comes last.
 pub(crate) fn look_up(schema: &str) -> String {

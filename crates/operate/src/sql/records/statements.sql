@@ -308,6 +308,10 @@ FROM (
 ) AS failing
 WHERE place <= $1 ORDER BY consumer, place) SELECT to_json(it) FROM it;
 
+-- name the database
+SELECT concat_ws('/', system_identifier, current_database(),
+$1::text) FROM pg_control_system();
+
 -- look up events
 SELECT message_id, 'DEAD' AS status, attempts, cause || ': ' || reason AS error, 0 AS rank
 FROM public.inbox_dead_letter WHERE consumer = $1 AND message_id = ANY($2)

@@ -21,6 +21,7 @@ fn statements_are_written_down() {
         ("mark processed", decide_letters::mark_processed(schema)),
         ("try an event now", decide_letters::try_now(schema)),
         ("list what fails", list_letters::list_failing(schema)),
+        ("name the database", look_up_records::NAME_DATABASE.to_owned()),
         ("look up events", look_up_records::look_up(schema)),
         ("explain: records", look_up_records::records(schema)),
         ("explain: attempts", look_up_records::attempts(schema)),

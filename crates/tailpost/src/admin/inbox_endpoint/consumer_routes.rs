@@ -59,6 +59,8 @@ struct Consumer {
 
 #[derive(Serialize, JsonSchema)]
 struct Consumers {
+    /// Names the database and the schema that they are in.
+    database: String,
     consumers: Vec<Consumer>,
 }
 
@@ -192,7 +194,8 @@ pub(super) fn unknown(name: &str) -> ApiError {
 }
 
 async fn list_all(State(state): State<ConsumerState>) -> Result<Response, ApiError> {
-    json(&Consumers { consumers: state.consumers().await?.into_values().collect() })
+    let consumers = state.consumers().await?.into_values().collect();
+    json(&Consumers { database: state.open().await?.database().await?, consumers })
 }
 
 async fn show(
