@@ -16,6 +16,8 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     let behind = stage.emit("o-1", 10).await;
     // The page changes by itself.
     browser.wait_text(".needs", "1 event waits behind").await;
+    let tally = "return document.querySelector('[data-go=d] .tally').hidden";
+    until(DEADLINE, "there is a figure", async || browser.script(tally).await == false).await;
     browser.press("gd").await;
     browser.wait_text("h1", "Dead letters").await;
     browser.go(&stage.url(&format!("/dead-letters/relay/{id}"))).await;
@@ -32,7 +34,6 @@ async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
     let stored = async || stage.env.stored_ids().await;
     until(DEADLINE, "both are published", async || stored().await.len() == 2).await;
     assert_eq!(stored().await, [id, behind]);
-    let tally = "return document.querySelector('[data-go=d] .tally').hidden";
     until(DEADLINE, "no figure is left", async || browser.script(tally).await == true).await;
     browser.reload().await;
     browser.wait_text("main", "No dead letters").await;

@@ -151,12 +151,14 @@ async fn the_second_of_two_people_is_told_what_the_first_decided() {
     };
     assert_eq!(decide(&tag, "POST", "/requeue", "ada").await.0, 204);
     until(DEADLINE, "it died again", async || shown().await["state"] == "dead").await;
-    let (code, told) = decide(&tag, "DELETE", "", "bob").await;
-    assert_eq!(code, 412, "{told}");
-    assert!(
-        told.contains("requeue by postgres (ada)") && told.contains("it is dead now"),
-        "{told}"
-    );
+    for (method, path) in [("POST", "/requeue"), ("POST", "/reject"), ("DELETE", "")] {
+        let (code, told) = decide(&tag, method, path, "bob").await;
+        assert_eq!(code, 412, "{told}");
+        assert!(
+            told.contains("requeue by postgres (ada)") && told.contains("it is dead now"),
+            "{told}"
+        );
+    }
     let tag = shown().await["etag"].as_str().expect("a tag").to_owned();
     assert_eq!(decide(&tag, "DELETE", "", "bob").await.0, 204);
     let (code, told) = decide(&tag, "POST", "/requeue", "ada").await;
