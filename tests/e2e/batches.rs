@@ -37,24 +37,6 @@ async fn waiting_events_travel_in_batches() {
     assert!((1..500).contains(&batches), "{batches} batches for 5,000 events");
 }
 
-/// Someone publishes by hand into the middle of what is in flight. Behind the
-/// first message that is refused the broker takes nothing more of a batch: the order holds.
-// proves: G-ORDER-1
-#[tokio::test(flavor = "multi_thread")]
-async fn foreign_messages_under_load_change_nothing() {
-    let env = env().await;
-    let _relay = env.relay();
-    let jetstream = env.nats.jetstream().await.unwrap();
-    let load = env.load(15, 2000.0).await;
-    for _ in 0..12 {
-        load.wait_committed(200).await;
-        jetstream.publish("outbox.by.hand", "x".into()).await.unwrap().await.unwrap();
-    }
-    load.wait_committed(200).await;
-    let tally = env.finish(load).await;
-    assert_eq!(env.stored_count().await, tally.stored as u64 + 12);
-}
-
 /// A stream that somebody else made is left as it is, and doctor says what changes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_somebody_else_that_allows_no_batches_gets_keyed_mode() {
@@ -153,5 +135,23 @@ mod long {
         env.insert(10).await;
         env.wait_marked().await;
         assert_eq!(status(&env).await["mode"], "fenced");
+    }
+
+    /// Someone publishes by hand into the middle of what is in flight. Behind the
+    /// first message that is refused the broker takes nothing more of a batch: the order holds.
+    // proves: G-ORDER-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn foreign_messages_under_load_change_nothing() {
+        let env = env().await;
+        let _relay = env.relay();
+        let jetstream = env.nats.jetstream().await.unwrap();
+        let load = env.load(15, 2000.0).await;
+        for _ in 0..12 {
+            load.wait_committed(200).await;
+            jetstream.publish("outbox.by.hand", "x".into()).await.unwrap().await.unwrap();
+        }
+        load.wait_committed(200).await;
+        let tally = env.finish(load).await;
+        assert_eq!(env.stored_count().await, tally.stored as u64 + 12);
     }
 }

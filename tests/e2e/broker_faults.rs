@@ -1,6 +1,6 @@
 //! The broker, or the network to it, fails under load.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lab::Direction;
 use support::TestEnv;
@@ -10,6 +10,8 @@ const LONGER_THAN_THE_WINDOW: Duration = Duration::from_millis(1_500);
 
 /// Keeps several messages on their way.
 const SLOW: Duration = Duration::from_millis(10);
+
+const VERY_SLOW: Duration = Duration::from_millis(100);
 
 async fn env() -> TestEnv {
     let mut env = TestEnv::proxied().await;
@@ -79,11 +81,10 @@ async fn a_slow_network_to_the_broker_does_not_slow_each_event() {
     let mut env = env().await;
     let relay = env.relay();
     relay.wait_active().await;
-    env.to_nats().set_delay(SLOW);
-    let (started, ids) = (Instant::now(), env.insert(2_000).await);
+    // One after the other they would take longer than the test waits.
+    env.to_nats().set_delay(VERY_SLOW);
+    let ids = env.insert(2_000).await;
     env.wait_stored(2_000).await;
-    let one_by_one = 2 * SLOW * 2_000;
-    assert!(started.elapsed() < one_by_one / 8, "it took {:?}", started.elapsed());
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, ids);
 }

@@ -9,13 +9,13 @@ use support::{DEADLINE, TestEnv, until};
 /// Kills the relay at seeded moments under load: starting, reading the tail, publishing, marking,
 /// confirming. The network is slow at times, so that much is under way; some of the crashes take what
 /// is under way along, as that of a machine would.
-async fn survives_kills(seed: u64, duplicate_window: &str) {
+async fn survives_kills(seed: u64, duplicate_window: &str, kills: u32) {
     let mut env = TestEnv::proxied().await;
     env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", duplicate_window);
     env.setup().await;
-    let load = env.load(seed, 2000.0).await;
+    let load = env.load(seed, 1000.0).await;
     let mut random = StdRng::seed_from_u64(seed);
-    for _ in 0..12 {
+    for _ in 0..kills {
         let relay = env.relay();
         if random.random_bool(0.8) {
             relay.wait_active().await;
@@ -39,7 +39,7 @@ async fn survives_kills(seed: u64, duplicate_window: &str) {
 // proves: G-LOSS-1
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment_under_load_each_event_is_stored_once_in_order() {
-    survives_kills(1, "2m").await;
+    survives_kills(1, "2m", 6).await;
 }
 
 /// One writer, so that the order of commits is known without the relay's word.
@@ -163,7 +163,7 @@ mod long {
     #[tokio::test(flavor = "multi_thread")]
     async fn killed_at_any_moment_with_a_tiny_duplicate_window_each_event_is_stored_once_in_order()
     {
-        survives_kills(2, "100ms").await;
+        survives_kills(2, "100ms", 12).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

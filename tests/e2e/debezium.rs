@@ -172,35 +172,6 @@ async fn the_printed_plan_and_the_library_fit_the_table() {
     assert_eq!(env.stored().await[1].event(), event);
 }
 
-/// The scanner and the log read the same from columns that are no text.
-#[tokio::test(flavor = "multi_thread")]
-async fn keys_and_types_that_are_no_text_arrive_as_postgresql_prints_them() {
-    for (key_type, key) in [
-        ("BIGINT", "-72057594037927936"),
-        ("SMALLINT", "12337"),
-        ("UUID", "00000000-0000-4000-8000-00000000000a"),
-        ("CHAR(12)", "o-1"),
-    ] {
-        let (env, _config) = env("JSONB").await;
-        env.execute(&format!(
-            "CREATE TYPE kind AS ENUM ('order', 'user');
-             ALTER TABLE outboxevent ALTER aggregatetype TYPE kind USING 'user',
-                 ALTER aggregateid TYPE {key_type} USING NULL"
-        ))
-        .await;
-        insert(&env, key, "Placed", "'{}'").await; // the scanner's
-        env.setup().await;
-        let _relay = env.relay();
-        insert(&env, key, "Placed", "'{}'").await; // the log's
-        env.wait_stored(2).await;
-        for message in env.stored().await {
-            assert_eq!(message.header("Aggregate-Id"), Some(key), "{key_type}");
-            assert_eq!(message.subject, "outbox.event.order");
-        }
-        wait_marked(&env).await;
-    }
-}
-
 /// What no migration can mend is said before anything is changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_cannot_be_relayed_is_refused_unchanged() {
@@ -286,6 +257,35 @@ mod long {
                 "{told}"
             );
             assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+        }
+    }
+
+    /// The scanner and the log read the same from columns that are no text.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn keys_and_types_that_are_no_text_arrive_as_postgresql_prints_them() {
+        for (key_type, key) in [
+            ("BIGINT", "-72057594037927936"),
+            ("SMALLINT", "12337"),
+            ("UUID", "00000000-0000-4000-8000-00000000000a"),
+            ("CHAR(12)", "o-1"),
+        ] {
+            let (env, _config) = env("JSONB").await;
+            env.execute(&format!(
+                "CREATE TYPE kind AS ENUM ('order', 'user');
+                 ALTER TABLE outboxevent ALTER aggregatetype TYPE kind USING 'user',
+                     ALTER aggregateid TYPE {key_type} USING NULL"
+            ))
+            .await;
+            insert(&env, key, "Placed", "'{}'").await; // the scanner's
+            env.setup().await;
+            let _relay = env.relay();
+            insert(&env, key, "Placed", "'{}'").await; // the log's
+            env.wait_stored(2).await;
+            for message in env.stored().await {
+                assert_eq!(message.header("Aggregate-Id"), Some(key), "{key_type}");
+                assert_eq!(message.subject, "outbox.event.order");
+            }
+            wait_marked(&env).await;
         }
     }
 }

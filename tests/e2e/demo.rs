@@ -68,11 +68,15 @@ async fn a_demo_that_is_told_to_stop_checks_what_it_did_and_leaves_nothing() {
     assert!(is_empty(temp.path()));
 }
 
-#[tokio::test]
-async fn a_demo_that_is_killed_leaves_nothing() {
-    let (demo, temp) = demo(&["--for", "10m"]);
-    demo.wait_log("at the consumer").await;
-    assert!(!is_empty(temp.path()), "the servers live in the temporary folder");
-    demo.kill9().await;
-    until(DEADLINE, "the servers' folders are gone", async || is_empty(temp.path())).await;
+mod long {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_demo_that_is_killed_leaves_nothing() {
+        let (demo, temp) = demo(&["--for", "10m"]);
+        demo.wait_log("at the consumer").await;
+        assert!(!is_empty(temp.path()), "the servers live in the temporary folder");
+        demo.kill9().await;
+        until(DEADLINE, "the servers' folders are gone", async || is_empty(temp.path())).await;
+    }
 }

@@ -89,33 +89,6 @@ async fn a_stream_deleted_under_a_relay_costs_no_event_that_it_had_not_acknowled
     assert!(confirmed <= lacked, "{confirmed} is beyond what the stream acknowledged: {lacked}");
 }
 
-/// Deleted amid many messages, some of which it had acknowledged.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_deleted_under_load_costs_only_what_it_held() {
-    let env = TestEnv::new().await;
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
-    let delete = async {
-        env.wait_stored(100).await;
-        jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
-    };
-    let (ids, ()) = tokio::join!(env.insert_each(2_000), delete);
-    relay.wait_log("the stream does not answer").await;
-    env.setup().await;
-    env.wait_marked().await;
-    let stored = env.stored_ids().await;
-    let held = ids.len() - stored.len();
-    assert!(held >= 100 && !stored.is_empty(), "deleted in the middle: {held} of 2000");
-    assert_eq!(stored, ids[held..]);
-    // Rows in their order: what the deleted stream acknowledged, and then the other stream.
-    let marks: Vec<i64> =
-        env.query("SELECT array_agg(stream_seq ORDER BY seq) FROM outbox_events").await;
-    let expected = (1..=held).chain(1..=stored.len()).map(|it| i64::try_from(it).expect("fits"));
-    assert_eq!(marks, expected.collect::<Vec<_>>());
-}
-
 /// While the breaker is open nothing is tried; the connection that comes back closes it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_comes_back_is_tried_at_once_however_long_it_was_away() {
@@ -206,4 +179,36 @@ async fn a_subject_that_may_not_be_published_is_parked_and_the_others_go() {
     assert_eq!(dead_letters(&env).await, 2);
     let reason: String = env.query("SELECT min(reason) FROM outbox_dead_letter").await;
     assert!(reason.contains("may not publish on outbox.secret.Happened"), "{reason}");
+}
+
+mod long {
+    use super::*;
+
+    /// Deleted amid many messages, some of which it had acknowledged.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_stream_deleted_under_load_costs_only_what_it_held() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+        let delete = async {
+            env.wait_stored(100).await;
+            jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+        };
+        let (ids, ()) = tokio::join!(env.insert_each(2_000), delete);
+        relay.wait_log("the stream does not answer").await;
+        env.setup().await;
+        env.wait_marked().await;
+        let stored = env.stored_ids().await;
+        let held = ids.len() - stored.len();
+        assert!(held >= 100 && !stored.is_empty(), "deleted in the middle: {held} of 2000");
+        assert_eq!(stored, ids[held..]);
+        // Rows in their order: what the deleted stream acknowledged, and then the other stream.
+        let marks: Vec<i64> =
+            env.query("SELECT array_agg(stream_seq ORDER BY seq) FROM outbox_events").await;
+        let expected =
+            (1..=held).chain(1..=stored.len()).map(|it| i64::try_from(it).expect("fits"));
+        assert_eq!(marks, expected.collect::<Vec<_>>());
+    }
 }

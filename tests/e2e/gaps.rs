@@ -37,59 +37,6 @@ async fn a_publication_that_lacked_the_table_for_a_while_costs_no_event() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
-/// While rows that the log lacks wait, somebody drops the column that tells them from the others.
-// proves: G-SETUP-2, G-LOSS-3
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gap_whose_rows_lose_their_transactions_before_it_is_filled_costs_no_event() {
-    for dropped in ["DROP COLUMN txid CASCADE", "DROP COLUMN txid CASCADE, DROP COLUMN seq CASCADE"]
-    {
-        let (env, mut expected) = env().await;
-        env.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
-        expected.extend(env.insert_each(10).await);
-        env.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
-        env.setup().await;
-        expected.extend(env.insert_each(10).await);
-        env.execute(&format!("ALTER TABLE outbox_events {dropped}")).await;
-        env.setup().await;
-        expected.extend(env.insert_each(10).await);
-
-        let _relay = env.relay();
-        env.wait_marked().await;
-        env.wait_confirmed().await;
-        let mut stored = env.stored_ids().await;
-        stored.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(stored, expected, "{dropped}");
-    }
-}
-
-/// The stream is full, and a refused attempt has rewritten rows that the log brings.
-// proves: G-ONCE-1
-#[tokio::test(flavor = "multi_thread")]
-async fn an_event_that_was_tried_before_its_transaction_was_forgotten_is_stored_once() {
-    for restarts in [false, true] {
-        let (env, mut expected) = env().await;
-        edit(&env, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
-        let mut relay = env.relay();
-        relay.wait_active().await;
-        expected.extend(env.insert_each(5).await);
-        env.wait_sent().await;
-        env.execute("UPDATE outbox_events SET publish_attempts = 1 WHERE published_at IS NULL")
-            .await;
-        env.execute("ALTER TABLE outbox_events DROP COLUMN txid CASCADE").await;
-        env.setup().await;
-        if restarts {
-            relay.kill9().await;
-            relay = env.relay();
-        }
-        edit(&env, |it| it.max_messages = -1).await;
-        env.wait_marked().await;
-        env.wait_confirmed().await;
-        assert_eq!(env.stored_ids().await, expected, "restarts: {restarts}");
-        drop(relay);
-    }
-}
-
 /// Faster than the relay looks at it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() {
@@ -161,47 +108,6 @@ async fn a_slot_advanced_by_hand_costs_no_event() {
     let told: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let reason = "somebody replaced or advanced the slot";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
-}
-
-/// Beyond what the relay confirmed, and not beyond what it has written down.
-// proves: G-LOSS-3
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slot_advanced_to_what_is_written_down_costs_no_event() {
-    for mark in ["row", "lean"] {
-        let mut env = TestEnv::proxied().await;
-        env.set("TAILPOST_RELAY__MARK", mark);
-        env.setup().await;
-        let relay = env.relay();
-        relay.wait_active().await;
-        env.to_nats().set_delay(Duration::from_millis(300));
-        let load = env.load(7, 500.0).await;
-        load.wait_committed(500).await;
-        env.to_nats().blackhole(Direction::Both);
-        let written = load.stop().await;
-        relay.kill9().await;
-        env.to_nats().restore().await.expect("restore the network");
-        let advance = "SELECT pg_replication_slot_advance('tailpost', checkpoint_lsn)
-            FROM tailpost_state JOIN pg_replication_slots ON slot_name = slot
-            WHERE checkpoint_lsn > confirmed_flush_lsn";
-        until(DEADLINE, "the slot is free", async || {
-            env.client().await.batch_execute(advance).await.is_ok()
-        })
-        .await;
-        let relay = env.relay();
-        relay.announce("rows came into the outbox without passing the log");
-        let expected: HashSet<Uuid> = written.committed.iter().map(|it| it.id).collect();
-        let mut missing = 0;
-        until(DEADLINE, "every event is in the stream", async || {
-            let stored: HashSet<Uuid> = env.stored_ids().await.into_iter().collect();
-            let left = expected.difference(&stored).count();
-            if left != missing {
-                eprintln!("{mark}: {left} of {} are missing", expected.len());
-            }
-            missing = left;
-            missing == 0
-        })
-        .await;
-    }
 }
 
 /// Slots are the cluster's, outboxes are the databases'.
@@ -344,5 +250,100 @@ mod long {
         ids.extend(env.insert(10).await);
         env.wait_marked().await;
         assert_eq!(env.stored_ids().await, ids);
+    }
+
+    /// Beyond what the relay confirmed, and not beyond what it has written down.
+    // proves: G-LOSS-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slot_advanced_to_what_is_written_down_costs_no_event() {
+        for mark in ["row", "lean"] {
+            let mut env = TestEnv::proxied().await;
+            env.set("TAILPOST_RELAY__MARK", mark);
+            env.setup().await;
+            let relay = env.relay();
+            relay.wait_active().await;
+            env.to_nats().set_delay(Duration::from_millis(300));
+            let load = env.load(7, 500.0).await;
+            load.wait_committed(500).await;
+            env.to_nats().blackhole(Direction::Both);
+            let written = load.stop().await;
+            relay.kill9().await;
+            env.to_nats().restore().await.expect("restore the network");
+            let advance = "SELECT pg_replication_slot_advance('tailpost', checkpoint_lsn)
+                FROM tailpost_state JOIN pg_replication_slots ON slot_name = slot
+                WHERE checkpoint_lsn > confirmed_flush_lsn";
+            until(DEADLINE, "the slot is free", async || {
+                env.client().await.batch_execute(advance).await.is_ok()
+            })
+            .await;
+            let relay = env.relay();
+            relay.announce("rows came into the outbox without passing the log");
+            let expected: HashSet<Uuid> = written.committed.iter().map(|it| it.id).collect();
+            let mut missing = 0;
+            until(DEADLINE, "every event is in the stream", async || {
+                let stored: HashSet<Uuid> = env.stored_ids().await.into_iter().collect();
+                let left = expected.difference(&stored).count();
+                if left != missing {
+                    eprintln!("{mark}: {left} of {} are missing", expected.len());
+                }
+                missing = left;
+                missing == 0
+            })
+            .await;
+        }
+    }
+
+    /// While rows that the log lacks wait, somebody drops the column that tells them from the others.
+    // proves: G-SETUP-2, G-LOSS-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_gap_whose_rows_lose_their_transactions_before_it_is_filled_costs_no_event() {
+        for dropped in
+            ["DROP COLUMN txid CASCADE", "DROP COLUMN txid CASCADE, DROP COLUMN seq CASCADE"]
+        {
+            let (env, mut expected) = env().await;
+            env.execute("ALTER PUBLICATION tailpost DROP TABLE outbox_events").await;
+            expected.extend(env.insert_each(10).await);
+            env.execute("ALTER PUBLICATION tailpost ADD TABLE outbox_events").await;
+            env.setup().await;
+            expected.extend(env.insert_each(10).await);
+            env.execute(&format!("ALTER TABLE outbox_events {dropped}")).await;
+            env.setup().await;
+            expected.extend(env.insert_each(10).await);
+
+            let _relay = env.relay();
+            env.wait_marked().await;
+            env.wait_confirmed().await;
+            let mut stored = env.stored_ids().await;
+            stored.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(stored, expected, "{dropped}");
+        }
+    }
+
+    /// The stream is full, and a refused attempt has rewritten rows that the log brings.
+    // proves: G-ONCE-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_event_that_was_tried_before_its_transaction_was_forgotten_is_stored_once() {
+        for restarts in [false, true] {
+            let (env, mut expected) = env().await;
+            edit(&env, |it| (it.max_messages, it.discard) = (10, DiscardPolicy::New)).await;
+            let mut relay = env.relay();
+            relay.wait_active().await;
+            expected.extend(env.insert_each(5).await);
+            env.wait_sent().await;
+            env.execute("UPDATE outbox_events SET publish_attempts = 1 WHERE published_at IS NULL")
+                .await;
+            env.execute("ALTER TABLE outbox_events DROP COLUMN txid CASCADE").await;
+            env.setup().await;
+            if restarts {
+                relay.kill9().await;
+                relay = env.relay();
+            }
+            edit(&env, |it| it.max_messages = -1).await;
+            env.wait_marked().await;
+            env.wait_confirmed().await;
+            assert_eq!(env.stored_ids().await, expected, "restarts: {restarts}");
+            drop(relay);
+        }
     }
 }

@@ -140,12 +140,6 @@ async fn in_poll_mode_a_stream_without_its_end_gets_it_again() {
     comes_back("poll", true).await;
 }
 
-// proves: G-LOSS-6
-#[tokio::test(flavor = "multi_thread")]
-async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
-    comes_back("poll", false).await;
-}
-
 pub(crate) async fn others_publish(env: &TestEnv, messages: usize) {
     let client = async_nats::connect(env.nats.url()).await.expect("connect");
     let jetstream = async_nats::jetstream::new(client);
@@ -181,18 +175,6 @@ async fn assert_rows_are_stored(env: &TestEnv, rows: usize) {
         marked.iter().filter(is_there).count() == rows
     })
     .await;
-}
-
-// proves: G-LOSS-6
-#[tokio::test(flavor = "multi_thread")]
-async fn where_others_are_stored_in_the_places_of_lost_messages_rows_are_published_again() {
-    others_are_stored_in_between("fenced").await;
-}
-
-// proves: G-LOSS-6
-#[tokio::test(flavor = "multi_thread")]
-async fn in_poll_mode_rows_are_published_again_where_others_are_stored_in_their_places() {
-    others_are_stored_in_between("poll").await;
 }
 
 /// The stream is not shorter than it was, and lacks what it has acknowledged.
@@ -232,14 +214,6 @@ async fn a_stream_that_lost_its_end_and_grew_again_gets_its_events_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_lost_its_end_and_grew_again_under_a_session_gets_its_events_again() {
     grows_again("keyed", true).await;
-}
-
-// proves: G-LOSS-6
-#[tokio::test(flavor = "multi_thread")]
-async fn in_poll_mode_a_stream_that_grew_again_gets_its_events_again() {
-    for is_running in [false, true] {
-        grows_again("poll", is_running).await;
-    }
 }
 
 /// Such a row names no message: it may have one that is lost, or one that is there.
@@ -423,4 +397,34 @@ async fn a_stream_that_was_made_anew_lacks_nothing_of_the_former_one() {
     is_noticed(&env, 5).await;
     until(DEADLINE, "they are published again", async || env.stored_count().await == 15).await;
     drop(relay);
+}
+
+mod long {
+    use super::*;
+
+    // proves: G-LOSS-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn in_poll_mode_rows_are_published_again_where_others_are_stored_in_their_places() {
+        others_are_stored_in_between("poll").await;
+    }
+
+    // proves: G-LOSS-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn in_poll_mode_a_stream_that_grew_again_gets_its_events_again() {
+        for is_running in [false, true] {
+            grows_again("poll", is_running).await;
+        }
+    }
+
+    // proves: G-LOSS-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn where_others_are_stored_in_the_places_of_lost_messages_rows_are_published_again() {
+        others_are_stored_in_between("fenced").await;
+    }
+
+    // proves: G-LOSS-6
+    #[tokio::test(flavor = "multi_thread")]
+    async fn in_poll_mode_a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
+        comes_back("poll", false).await;
+    }
 }

@@ -28,39 +28,6 @@ async fn fillfactor(env: &TestEnv) -> String {
     env.query(sql).await
 }
 
-/// `setup` makes the indexes that `relay.mark` needs, also of a table that was made
-/// for another word, and names the statement that drops what has no use any more.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_table_gets_the_indexes_that_its_mark_needs() {
-    for partitioned in [false, true] {
-        let mut env = TestEnv::new().await;
-        let args: &[&str] = if partitioned { &["setup", "--partitioned"] } else { &["setup"] };
-        env.ends_with(0, args).await;
-        assert_eq!(env.query::<String>(INDEXES).await, MARKED);
-        env.insert(100).await;
-        env.set("TAILPOST_RELAY__MARK", "lean");
-        let (told, _) = env.ends_with(1, &["doctor", "--json"]).await;
-        assert!(told.contains("idx_outbox_txid"), "{told}");
-        let (told, said) = env.ends_with(0, &["setup"]).await;
-        assert!(told.contains("created  index idx_outbox_txid"), "{told}");
-        let how = if partitioned { "" } else { "CONCURRENTLY " };
-        let drop = format!("DROP INDEX {how}\"public\".\"idx_outbox_unpublished\"");
-        assert!(format!("{told}{said}").contains(&drop), "{told}{said}");
-        env.execute(&drop).await;
-        assert_eq!(env.query::<String>(INDEXES).await, LEAN);
-        env.ends_with(0, &["relay", "--once"]).await;
-        env.set("TAILPOST_RELAY__MARK", "row");
-        let (told, said) = env.ends_with(0, &["setup"]).await;
-        assert!(told.contains("created  index idx_outbox_unpublished"), "{told}");
-        assert!(
-            !format!("{told}{said}").contains("DROP INDEX"),
-            "rows have no marks yet: {told}{said}"
-        );
-        env.ends_with(0, &["relay", "--once"]).await;
-        assert_eq!(env.stored_count().await, 100);
-    }
-}
-
 /// A table that an application has made, with a column of another name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_of_an_application_is_made_lean() {
@@ -218,6 +185,39 @@ mod long {
             tokio::time::timeout(Duration::from_secs(60), reads_no_whole_table(&env, &relay))
                 .await
                 .expect("in time");
+        }
+    }
+
+    /// `setup` makes the indexes that `relay.mark` needs, also of a table that was made
+    /// for another word, and names the statement that drops what has no use any more.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_gets_the_indexes_that_its_mark_needs() {
+        for partitioned in [false, true] {
+            let mut env = TestEnv::new().await;
+            let args: &[&str] = if partitioned { &["setup", "--partitioned"] } else { &["setup"] };
+            env.ends_with(0, args).await;
+            assert_eq!(env.query::<String>(INDEXES).await, MARKED);
+            env.insert(100).await;
+            env.set("TAILPOST_RELAY__MARK", "lean");
+            let (told, _) = env.ends_with(1, &["doctor", "--json"]).await;
+            assert!(told.contains("idx_outbox_txid"), "{told}");
+            let (told, said) = env.ends_with(0, &["setup"]).await;
+            assert!(told.contains("created  index idx_outbox_txid"), "{told}");
+            let how = if partitioned { "" } else { "CONCURRENTLY " };
+            let drop = format!("DROP INDEX {how}\"public\".\"idx_outbox_unpublished\"");
+            assert!(format!("{told}{said}").contains(&drop), "{told}{said}");
+            env.execute(&drop).await;
+            assert_eq!(env.query::<String>(INDEXES).await, LEAN);
+            env.ends_with(0, &["relay", "--once"]).await;
+            env.set("TAILPOST_RELAY__MARK", "row");
+            let (told, said) = env.ends_with(0, &["setup"]).await;
+            assert!(told.contains("created  index idx_outbox_unpublished"), "{told}");
+            assert!(
+                !format!("{told}{said}").contains("DROP INDEX"),
+                "rows have no marks yet: {told}{said}"
+            );
+            env.ends_with(0, &["relay", "--once"]).await;
+            assert_eq!(env.stored_count().await, 100);
         }
     }
 }

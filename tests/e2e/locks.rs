@@ -82,30 +82,6 @@ async fn locked_rows_of_the_log_delay_no_other_mark_and_no_watermark() {
     assert_eq!(env.query::<i64>(parked).await, 1);
 }
 
-/// A scan that waits for the broker keeps nobody from the table.
-// proves: G-LOCK-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
-    let mut env = env().await;
-    env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
-    env.execute(DOCUMENTED_TABLE).await;
-    let mut expected = env.insert(5_000).await;
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_log("the scanner found rows").await;
-    env.to_nats().cut().await;
-    let alter = "SET lock_timeout = '20s'; ALTER TABLE outbox_events ADD COLUMN another INT";
-    env.execute(alter).await;
-    expected.extend(env.insert(10).await);
-    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'
-                    AND backend_xmin IS NOT NULL AND backend_type = 'client backend'";
-    until(DEADLINE, "vacuum may go on", async || env.query::<i64>(open).await == 0).await;
-    assert!(env.unmarked().await > 10, "the scan was over before: the test proves nothing");
-    env.to_nats().restore().await.expect("restore the network");
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, expected);
-}
-
 /// Nor one that the broker keeps waiting a little, again and again.
 // proves: G-LOCK-2
 #[tokio::test(flavor = "multi_thread")]
@@ -175,39 +151,6 @@ async fn locked_dead_letters_hold_up_no_event_of_other_aggregates() {
         .await;
     }
     lock.rollback().await.expect("let go");
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, expected);
-    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
-}
-
-/// Many at once: one of them waits for the lock. Nor does a session that opens.
-// proves: G-LOCK-1
-#[tokio::test(flavor = "multi_thread")]
-async fn locked_dead_letters_hold_up_no_session_however_many_are_to_be_parked() {
-    let env = env().await;
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let mut client = env.client().await;
-    let lock = client.transaction().await.expect("begin");
-    lock.batch_execute("LOCK TABLE outbox_dead_letter").await.expect("lock the dead letters");
-    let poison = "SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')
-                  FROM generate_series(1, 60)";
-    env.execute(poison).await;
-    let mut expected = env.insert(10).await;
-    env.wait_stored(10).await;
-    let said = "cannot park, trying again";
-    until(DEADLINE, "parking is tried", async || relay.log().matches(said).count() >= 3).await;
-    assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
-    relay.kill9().await;
-    drop(relay);
-    let relay = env.relay();
-    expected.extend(env.insert(10).await);
-    env.wait_stored(20).await;
-    until(DEADLINE, "parking is tried", async || relay.log().contains(said)).await;
-    lock.rollback().await.expect("let go");
-    let parked = "SELECT count(*) FROM outbox_dead_letter";
-    until(DEADLINE, "all are parked", async || env.query::<i64>(parked).await == 60).await;
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, expected);
     assert!(!relay.log().contains("starting anew"), "{}", relay.log());
@@ -308,6 +251,63 @@ mod long {
         expected.extend(env.insert(10).await);
         env.wait_marked().await;
         env.wait_confirmed().await;
+        assert_eq!(env.stored_ids().await, expected);
+        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    }
+
+    /// A scan that waits for the broker keeps nobody from the table.
+    // proves: G-LOCK-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_can_be_altered_while_a_scan_waits_for_the_broker() {
+        let mut env = env().await;
+        env.set("TAILPOST_RELAY__SCAN_BATCH", "10");
+        env.execute(DOCUMENTED_TABLE).await;
+        let mut expected = env.insert(5_000).await;
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_log("the scanner found rows").await;
+        env.to_nats().cut().await;
+        let alter = "SET lock_timeout = '20s'; ALTER TABLE outbox_events ADD COLUMN another INT";
+        env.execute(alter).await;
+        expected.extend(env.insert(10).await);
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'
+                        AND backend_xmin IS NOT NULL AND backend_type = 'client backend'";
+        until(DEADLINE, "vacuum may go on", async || env.query::<i64>(open).await == 0).await;
+        assert!(env.unmarked().await > 10, "the scan was over before: the test proves nothing");
+        env.to_nats().restore().await.expect("restore the network");
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, expected);
+    }
+
+    /// Many at once: one of them waits for the lock. Nor does a session that opens.
+    // proves: G-LOCK-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn locked_dead_letters_hold_up_no_session_however_many_are_to_be_parked() {
+        let env = env().await;
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let mut client = env.client().await;
+        let lock = client.transaction().await.expect("begin");
+        lock.batch_execute("LOCK TABLE outbox_dead_letter").await.expect("lock the dead letters");
+        let poison = "SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')
+                      FROM generate_series(1, 60)";
+        env.execute(poison).await;
+        let mut expected = env.insert(10).await;
+        env.wait_stored(10).await;
+        let said = "cannot park, trying again";
+        until(DEADLINE, "parking is tried", async || relay.log().matches(said).count() >= 3).await;
+        assert_eq!(env.query::<i64>(WAITING_LONG).await, 0);
+        relay.kill9().await;
+        drop(relay);
+        let relay = env.relay();
+        expected.extend(env.insert(10).await);
+        env.wait_stored(20).await;
+        until(DEADLINE, "parking is tried", async || relay.log().contains(said)).await;
+        lock.rollback().await.expect("let go");
+        let parked = "SELECT count(*) FROM outbox_dead_letter";
+        until(DEADLINE, "all are parked", async || env.query::<i64>(parked).await == 60).await;
+        env.wait_marked().await;
         assert_eq!(env.stored_ids().await, expected);
         assert!(!relay.log().contains("starting anew"), "{}", relay.log());
     }

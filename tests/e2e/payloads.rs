@@ -58,38 +58,45 @@ async fn json_text_and_bytes_are_relayed_and_parked_as_they_are() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_that_could_not_keep_the_payload_are_noticed_before_they_are_needed() {
-    let env = TestEnv::new().await;
-    env.execute(&table("bytea")).await;
-    env.setup().await;
-    let relay = env.relay();
-    insert(&env, &"x".repeat(300), r"'\x7b7d'").await;
-    let parked = "SELECT count(*) FROM outbox_dead_letter";
-    until(DEADLINE, "it is parked", async || env.query::<i64>(parked).await == 1).await;
-    relay.kill9().await;
-    drop(relay);
+mod long {
+    use super::*;
 
-    for payload_type in ["jsonb", "text", "json", "bytea"] {
-        let using =
-            if payload_type == "jsonb" { "convert_from(payload, 'UTF8')" } else { "payload::TEXT" };
-        let using =
-            if payload_type == "bytea" { "convert_to(payload::TEXT, 'UTF8')" } else { using };
-        // `setup` makes it where the payload is jsonb.
-        env.execute(&format!(
-            "DROP FUNCTION IF EXISTS outbox_emit;
-             ALTER TABLE outbox_events ALTER payload TYPE {payload_type} USING {using}::{payload_type}"
-        ))
-        .await;
-        let (_, log) = env.ends_with(3, &["relay"]).await;
-        assert!(log.contains(&format!("column payload {payload_type} in")), "{log}");
-        assert!(log.contains("run `tailpost setup`"), "{log}");
-        let (told, _) = env.ends_with(0, &["setup"]).await;
-        assert!(told.contains("created  column payload in outbox_dead_letter"), "{told}");
-        env.ends_with(0, &["relay", "--once"]).await;
-        let kept = "SELECT CASE pg_typeof(payload)::TEXT WHEN 'bytea'
-                        THEN convert_from(payload::TEXT::BYTEA, 'UTF8') ELSE payload::TEXT END
-                    FROM outbox_dead_letter";
-        assert_eq!(env.query::<String>(kept).await, "{}");
+    #[tokio::test(flavor = "multi_thread")]
+    async fn dead_letters_that_could_not_keep_the_payload_are_noticed_before_they_are_needed() {
+        let env = TestEnv::new().await;
+        env.execute(&table("bytea")).await;
+        env.setup().await;
+        let relay = env.relay();
+        insert(&env, &"x".repeat(300), r"'\x7b7d'").await;
+        let parked = "SELECT count(*) FROM outbox_dead_letter";
+        until(DEADLINE, "it is parked", async || env.query::<i64>(parked).await == 1).await;
+        relay.kill9().await;
+        drop(relay);
+
+        for payload_type in ["jsonb", "text", "json", "bytea"] {
+            let using = if payload_type == "jsonb" {
+                "convert_from(payload, 'UTF8')"
+            } else {
+                "payload::TEXT"
+            };
+            let using =
+                if payload_type == "bytea" { "convert_to(payload::TEXT, 'UTF8')" } else { using };
+            // `setup` makes it where the payload is jsonb.
+            env.execute(&format!(
+                "DROP FUNCTION IF EXISTS outbox_emit;
+                 ALTER TABLE outbox_events ALTER payload TYPE {payload_type} USING {using}::{payload_type}"
+            ))
+            .await;
+            let (_, log) = env.ends_with(3, &["relay"]).await;
+            assert!(log.contains(&format!("column payload {payload_type} in")), "{log}");
+            assert!(log.contains("run `tailpost setup`"), "{log}");
+            let (told, _) = env.ends_with(0, &["setup"]).await;
+            assert!(told.contains("created  column payload in outbox_dead_letter"), "{told}");
+            env.ends_with(0, &["relay", "--once"]).await;
+            let kept = "SELECT CASE pg_typeof(payload)::TEXT WHEN 'bytea'
+                            THEN convert_from(payload::TEXT::BYTEA, 'UTF8') ELSE payload::TEXT END
+                        FROM outbox_dead_letter";
+            assert_eq!(env.query::<String>(kept).await, "{}");
+        }
     }
 }

@@ -226,36 +226,6 @@ async fn a_late_park_makes_no_dead_letter_of_what_the_successor_published() {
     assert_eq!(dead, parked);
 }
 
-/// Dead letters cost nothing once their rows are seen to be gone.
-#[tokio::test(flavor = "multi_thread")]
-async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again() {
-    const PROBES: &str = "SELECT (seq_scan + coalesce(idx_scan, 0))::BIGINT
-        FROM pg_stat_user_tables WHERE relname = 'outbox_dead_letter'";
-    const MOVED: &str = "SELECT coalesce(extract(epoch FROM watermark_at), 0)::FLOAT8
-        FROM tailpost_state";
-    /// Statistics are a second or two late.
-    const WATERMARKS: usize = 4;
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__MARK", "lean");
-    env.setup().await;
-    limit_messages(&env, 4_096).await;
-    let _relay = env.relay();
-    insert_with_poison(&env, 50).await;
-    let (mut probes, mut moved, mut quiet) = (0, 0.0, 0);
-    until(DEADLINE, "watermarks pass without a look at the dead letters", async || {
-        env.insert(1).await;
-        let now = env.query::<f64>(MOVED).await;
-        if now > moved {
-            moved = now;
-            let seen = env.query::<i64>(PROBES).await;
-            quiet = if seen == probes { quiet + 1 } else { 0 };
-            probes = seen;
-        }
-        quiet > WATERMARKS
-    })
-    .await;
-}
-
 mod long {
     use super::*;
 
@@ -297,5 +267,35 @@ mod long {
         let ids: Vec<Uuid> = dead_letters(&env).await.into_iter().map(|it| it.0).collect();
         assert_eq!(ids, poison);
         assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+    }
+
+    /// Dead letters cost nothing once their rows are seen to be gone.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn watermarks_do_not_look_for_the_row_of_each_dead_letter_again_and_again() {
+        const PROBES: &str = "SELECT (seq_scan + coalesce(idx_scan, 0))::BIGINT
+            FROM pg_stat_user_tables WHERE relname = 'outbox_dead_letter'";
+        const MOVED: &str = "SELECT coalesce(extract(epoch FROM watermark_at), 0)::FLOAT8
+            FROM tailpost_state";
+        /// Statistics are a second or two late.
+        const WATERMARKS: usize = 4;
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MARK", "lean");
+        env.setup().await;
+        limit_messages(&env, 4_096).await;
+        let _relay = env.relay();
+        insert_with_poison(&env, 50).await;
+        let (mut probes, mut moved, mut quiet) = (0, 0.0, 0);
+        until(DEADLINE, "watermarks pass without a look at the dead letters", async || {
+            env.insert(1).await;
+            let now = env.query::<f64>(MOVED).await;
+            if now > moved {
+                moved = now;
+                let seen = env.query::<i64>(PROBES).await;
+                quiet = if seen == probes { quiet + 1 } else { 0 };
+                probes = seen;
+            }
+            quiet > WATERMARKS
+        })
+        .await;
     }
 }

@@ -96,24 +96,6 @@ async fn without_logical_decoding_the_live_relay_says_what_to_change() {
     env.setup().await;
 }
 
-// proves: G-DEAD-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
-    let mut env = env().await;
-    let load = env.load(8, 500.0).await;
-    let (_one, _other) = (env.relay(), env.relay());
-    load.wait_committed(200).await;
-    env.to_nats().cut().await;
-    load.wait_committed(500).await;
-    env.to_nats().restore().await.expect("restore the network");
-    load.wait_committed(200).await;
-    env.nats.kill().await.expect("kill NATS");
-    load.wait_committed(200).await;
-    env.nats.start_again().await.expect("start NATS again");
-    load.wait_committed(200).await;
-    assert_exact(&env, load).await;
-}
-
 /// The server goes away with all claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_restart_costs_nothing() {
@@ -130,25 +112,6 @@ async fn a_database_restart_costs_nothing() {
         relay.log().matches("polling the outbox").count() > 1
     })
     .await;
-    assert_exact(&env, load).await;
-}
-
-/// Claims that wait for the broker keep nobody from the table, and vacuum neither.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_table_can_be_altered_while_claims_wait_for_the_broker() {
-    let mut env = env().await;
-    let load = env.load(10, 300.0).await;
-    let (_one, _other) = (env.relay(), env.relay());
-    load.wait_committed(200).await;
-    env.to_nats().cut().await;
-    load.wait_committed(300).await;
-    let alter = "SET lock_timeout = '10s'; ALTER TABLE outbox_events ADD COLUMN another INT";
-    env.execute(alter).await;
-    load.wait_committed(100).await;
-    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'
-                    AND state = 'idle in transaction'";
-    assert_eq!(env.query::<i64>(open).await, 0, "something is held open");
-    env.to_nats().restore().await.expect("restore the network");
     assert_exact(&env, load).await;
 }
 
@@ -260,5 +223,42 @@ mod long {
         stored.sort_unstable();
         ids.sort_unstable();
         assert_eq!(stored, ids);
+    }
+
+    // proves: G-DEAD-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_broker_outage_consumes_no_attempts_and_costs_nothing() {
+        let mut env = env().await;
+        let load = env.load(8, 500.0).await;
+        let (_one, _other) = (env.relay(), env.relay());
+        load.wait_committed(200).await;
+        env.to_nats().cut().await;
+        load.wait_committed(500).await;
+        env.to_nats().restore().await.expect("restore the network");
+        load.wait_committed(200).await;
+        env.nats.kill().await.expect("kill NATS");
+        load.wait_committed(200).await;
+        env.nats.start_again().await.expect("start NATS again");
+        load.wait_committed(200).await;
+        assert_exact(&env, load).await;
+    }
+
+    /// Claims that wait for the broker keep nobody from the table, and vacuum neither.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_table_can_be_altered_while_claims_wait_for_the_broker() {
+        let mut env = env().await;
+        let load = env.load(10, 300.0).await;
+        let (_one, _other) = (env.relay(), env.relay());
+        load.wait_committed(200).await;
+        env.to_nats().cut().await;
+        load.wait_committed(300).await;
+        let alter = "SET lock_timeout = '10s'; ALTER TABLE outbox_events ADD COLUMN another INT";
+        env.execute(alter).await;
+        load.wait_committed(100).await;
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tailpost%'
+                        AND state = 'idle in transaction'";
+        assert_eq!(env.query::<i64>(open).await, 0, "something is held open");
+        env.to_nats().restore().await.expect("restore the network");
+        assert_exact(&env, load).await;
     }
 }

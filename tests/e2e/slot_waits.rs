@@ -106,49 +106,6 @@ async fn while_the_first_slot_waits_events_flow_from_the_table_and_none_twice_fr
     assert_eq!((early.len(), others), (1, expected), "each once, in order");
 }
 
-/// Marks lag when the slot is lost, relays are killed, and one stands by.
-// proves: G-SLOT-3
-#[tokio::test(flavor = "multi_thread")]
-async fn while_a_lost_slot_waits_events_flow_whoever_is_killed_and_none_comes_twice() {
-    let (mut env, admin) = env(false).await;
-    env.set("TAILPOST_ADMIN__LISTEN", "off");
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    let former = env.relay();
-    former.wait_active().await;
-    let load = env.load(23, 300.0).await;
-    load.wait_committed(300).await;
-    let (old, _) = old_transaction(&env).await;
-    former.kill9().await;
-    let is_free = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
-    until(DEADLINE, "nobody reads the slot", async || env.query::<bool>(is_free).await).await;
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    env.drop_slot("tailpost").await;
-    let mut relay: Option<Relay> = None;
-    for _ in 0..3 {
-        if let Some(relay) = relay.take() {
-            relay.kill9().await;
-        }
-        relay = Some(env.relay());
-        let stored = env.stored_count().await;
-        until(DEADLINE, "events flow", async || env.stored_count().await > stored + 100).await;
-        assert!(slot_waits(&env).await, "the slot is there");
-    }
-    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
-    let _standby = env.relay();
-    wait_ready(admin.addr(), "standby").await;
-    relay.take().expect("it runs").kill9().await;
-    let stored = env.stored_count().await;
-    until(DEADLINE, "the standby publishes", async || env.stored_count().await > stored + 100)
-        .await;
-    end(old).await;
-    wait_slot(&env).await;
-    load.wait_committed(100).await;
-    let written = load.stop().await;
-    env.wait_marked().await;
-    let tally = env.tally(&written).await;
-    assert_eq!((tally.lost, tally.duplicates, tally.phantoms), (0, 0, 0), "{tally}");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_leaves_a_slot_that_waits_to_the_relay() {
     let env = TestEnv::new().await;
@@ -165,4 +122,51 @@ async fn setup_leaves_a_slot_that_waits_to_the_relay() {
     expected.extend(env.insert_each(10).await);
     env.wait_stored(20).await;
     assert_eq!(env.stored_ids().await, expected);
+}
+
+mod long {
+    use super::*;
+
+    /// Marks lag when the slot is lost, relays are killed, and one stands by.
+    // proves: G-SLOT-3
+    #[tokio::test(flavor = "multi_thread")]
+    async fn while_a_lost_slot_waits_events_flow_whoever_is_killed_and_none_comes_twice() {
+        let (mut env, admin) = env(false).await;
+        env.set("TAILPOST_ADMIN__LISTEN", "off");
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+        let former = env.relay();
+        former.wait_active().await;
+        let load = env.load(23, 300.0).await;
+        load.wait_committed(300).await;
+        let (old, _) = old_transaction(&env).await;
+        former.kill9().await;
+        let is_free = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'tailpost'";
+        until(DEADLINE, "nobody reads the slot", async || env.query::<bool>(is_free).await).await;
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+        env.drop_slot("tailpost").await;
+        let mut relay: Option<Relay> = None;
+        for _ in 0..3 {
+            if let Some(relay) = relay.take() {
+                relay.kill9().await;
+            }
+            relay = Some(env.relay());
+            let stored = env.stored_count().await;
+            until(DEADLINE, "events flow", async || env.stored_count().await > stored + 100).await;
+            assert!(slot_waits(&env).await, "the slot is there");
+        }
+        env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+        let _standby = env.relay();
+        wait_ready(admin.addr(), "standby").await;
+        relay.take().expect("it runs").kill9().await;
+        let stored = env.stored_count().await;
+        until(DEADLINE, "the standby publishes", async || env.stored_count().await > stored + 100)
+            .await;
+        end(old).await;
+        wait_slot(&env).await;
+        load.wait_committed(100).await;
+        let written = load.stop().await;
+        env.wait_marked().await;
+        let tally = env.tally(&written).await;
+        assert_eq!((tally.lost, tally.duplicates, tally.phantoms), (0, 0, 0), "{tally}");
+    }
 }

@@ -200,17 +200,21 @@ async fn plays(seed: u64) -> &'static str {
     "published"
 }
 
-/// `EXAMPLES=n` draws as many, from `REPLAY_SEED` on.
-// proves: G-STREAM-1
-#[tokio::test(flavor = "multi_thread")]
-async fn any_configuration_of_a_stream_costs_nothing_or_is_named() {
-    let number = |name: &str, otherwise| {
-        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
-    };
-    let (first, count) = (number("REPLAY_SEED", 1), number("EXAMPLES", 4));
-    let mut outcomes: BTreeMap<&str, u64> = BTreeMap::new();
-    for seed in first..first + count {
-        *outcomes.entry(plays(seed).await).or_default() += 1;
+mod long {
+    use super::*;
+
+    /// `EXAMPLES=n` draws as many, from `REPLAY_SEED` on.
+    // proves: G-STREAM-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn any_configuration_of_a_stream_costs_nothing_or_is_named() {
+        let number = |name: &str, otherwise| {
+            std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+        };
+        let (first, count) = (number("REPLAY_SEED", 1), number("EXAMPLES", 4));
+        let mut outcomes: BTreeMap<&str, u64> = BTreeMap::new();
+        for seed in first..first + count {
+            *outcomes.entry(plays(seed).await).or_default() += 1;
+        }
+        eprintln!("{outcomes:?}");
     }
-    eprintln!("{outcomes:?}");
 }

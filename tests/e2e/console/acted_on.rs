@@ -4,48 +4,6 @@ use support::{DEADLINE, until};
 
 use super::stage::Stage;
 
-/// An event blocks its aggregate. It is found from the first screen, its payload is mended, and it is
-/// published before what waits for it, once.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
-    let stage = Stage::new(&[]).await;
-    let browser = stage.browser("operator").await;
-    browser.wait_text(".word", "Working").await;
-    browser.wait_text(".needs", "Nothing").await;
-    let id = stage.poison("o-1").await;
-    let behind = stage.emit("o-1", 10).await;
-    // The page changes by itself.
-    browser.wait_text(".needs", "1 event waits behind").await;
-    let tally = "return document.querySelector('[data-go=d] .tally').hidden";
-    until(DEADLINE, "there is a figure", async || browser.script(tally).await == false).await;
-    browser.press("gd").await;
-    browser.wait_text("h1", "Dead letters").await;
-    browser.go(&stage.url(&format!("/dead-letters/relay/{id}"))).await;
-    assert!(!browser.text("main").await.contains("9007199254740993"), "hidden until asked for");
-    browser.click_through(&format!("form[action$='/dead-letters/relay/{id}'] button")).await;
-    let shown = browser.script("return document.querySelector('#payload').value").await;
-    assert!(shown.as_str().expect("a text").contains("9007199254740993"), "{shown}");
-    let mend =
-        "document.querySelector('#payload').value = '{\"n\": 9007199254740993, \"x\": \"mended\"}'";
-    browser.script(mend).await;
-    browser.type_into("#edit-why", "the note was too long").await;
-    browser.click("form:has(#payload) button.main").await;
-    browser.wait_text("h1", "Dead letters").await;
-    let stored = async || stage.env.stored_ids().await;
-    until(DEADLINE, "both are published", async || stored().await.len() == 2).await;
-    assert_eq!(stored().await, [id, behind]);
-    until(DEADLINE, "no figure is left", async || browser.script(tally).await == true).await;
-    browser.reload().await;
-    browser.wait_text("main", "No dead letters").await;
-    let sql = format!(
-        "SELECT string_agg(concat_ws(' ', action, actor, why), ', ' ORDER BY id)
-         FROM outbox_dead_letter_audit WHERE event_id = '{id}'"
-    );
-    let done = "read operator, requeue operator the note was too long";
-    assert_eq!(stage.env.query::<String>(&sql).await, done);
-    assert_eq!(browser.complaints().await, Vec::<String>::new());
-}
-
 /// An event fails at a consumer and blocks its aggregate. It is found from the first screen, with links
 /// alone, and is tried as soon as its service is mended.
 #[tokio::test(flavor = "multi_thread")]
@@ -304,5 +262,46 @@ mod long {
             browser.address().await.ends_with("/sign-in")
         })
         .await;
+    }
+
+    /// An event blocks its aggregate. It is found from the first screen, its payload is mended, and it is
+    /// published before what waits for it, once.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_blocks_an_aggregate_is_found_mended_and_published_once() {
+        let stage = Stage::new(&[]).await;
+        let browser = stage.browser("operator").await;
+        browser.wait_text(".word", "Working").await;
+        browser.wait_text(".needs", "Nothing").await;
+        let id = stage.poison("o-1").await;
+        let behind = stage.emit("o-1", 10).await;
+        // The page changes by itself.
+        browser.wait_text(".needs", "1 event waits behind").await;
+        let tally = "return document.querySelector('[data-go=d] .tally').hidden";
+        until(DEADLINE, "there is a figure", async || browser.script(tally).await == false).await;
+        browser.press("gd").await;
+        browser.wait_text("h1", "Dead letters").await;
+        browser.go(&stage.url(&format!("/dead-letters/relay/{id}"))).await;
+        assert!(!browser.text("main").await.contains("9007199254740993"), "hidden until asked for");
+        browser.click_through(&format!("form[action$='/dead-letters/relay/{id}'] button")).await;
+        let shown = browser.script("return document.querySelector('#payload').value").await;
+        assert!(shown.as_str().expect("a text").contains("9007199254740993"), "{shown}");
+        let mend = "document.querySelector('#payload').value = '{\"n\": 9007199254740993, \"x\": \"mended\"}'";
+        browser.script(mend).await;
+        browser.type_into("#edit-why", "the note was too long").await;
+        browser.click("form:has(#payload) button.main").await;
+        browser.wait_text("h1", "Dead letters").await;
+        let stored = async || stage.env.stored_ids().await;
+        until(DEADLINE, "both are published", async || stored().await.len() == 2).await;
+        assert_eq!(stored().await, [id, behind]);
+        until(DEADLINE, "no figure is left", async || browser.script(tally).await == true).await;
+        browser.reload().await;
+        browser.wait_text("main", "No dead letters").await;
+        let sql = format!(
+            "SELECT string_agg(concat_ws(' ', action, actor, why), ', ' ORDER BY id)
+             FROM outbox_dead_letter_audit WHERE event_id = '{id}'"
+        );
+        let done = "read operator, requeue operator the note was too long";
+        assert_eq!(stage.env.query::<String>(&sql).await, done);
+        assert_eq!(browser.complaints().await, Vec::<String>::new());
     }
 }

@@ -69,9 +69,9 @@ async fn the_first_pages_are_sound_on_a_telephone_and_in_the_dark() {
     let stage = Stage::new(&[]).await;
     let pages = pages(&stage).await;
     let browser = stage.browser("operator").await;
-    for page in pages.iter().filter(|(name, _)| ["overview", "dead-letters"].contains(name)) {
-        look(&browser, &stage, page, 320, "dark").await;
-        look(&browser, &stage, page, 1440, "light").await;
+    for (name, wide, scheme) in [("overview", 320, "dark"), ("dead-letters", 1440, "light")] {
+        let page = pages.iter().find(|(it, _)| *it == name).expect("a page of this name");
+        look(&browser, &stage, page, wide, scheme).await;
     }
 }
 

@@ -60,11 +60,6 @@ fn thousands(count: i64) -> String {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_group_is_requeued_at_a_rate_while_no_browser_is_open() {
-    requeue_a_group(200).await;
-}
-
 mod long {
     use super::*;
 
@@ -127,5 +122,10 @@ mod long {
         assert!(row.contains("operator") && row.contains("discard"), "{row}");
         browser.screenshot("story-e-audit").await;
         assert_eq!(browser.complaints().await, Vec::<String>::new());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_group_is_requeued_at_a_rate_while_no_browser_is_open() {
+        requeue_a_group(200).await;
     }
 }

@@ -189,77 +189,6 @@ async fn open() -> Shop {
     Shop::open(PRODUCER, example(PAGE, "sql", 0)).await
 }
 
-// proves: G-SECRET-1
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_an_encrypted_payload_is_in_clear_and_its_bytes_stay_as_they_are() {
-    let shop = open().await;
-    let env = &shop.env;
-    let ada = shop.register("p-1", ADA).await;
-    let ben = shop.register("p-2", BEN).await;
-    shop.wait_handled(ada, 1, &json!({ "email": ADA })).await;
-    shop.wait_handled(ben, 1, &json!({ "email": BEN })).await;
-    shop.verify().await;
-
-    // Copies of both are as the first messages, and as the rows.
-    for source in ["stream", "table"] {
-        let args = ["replay", "--since", "1h", "--source", source, "--execute", "--why", "a test"];
-        env.ends_with(0, &args).await;
-    }
-    shop.verify().await;
-    for (id, person) in [(ada, "p-1"), (ben, "p-2")] {
-        let row: String =
-            env.query(&format!("SELECT payload FROM outbox_events WHERE id = '{id}'")).await;
-        let messages = messages_of(env, id).await;
-        assert_eq!(messages.len(), 3);
-        for message in messages {
-            assert_eq!(message.payload, row);
-            assert_eq!(message.header("Content-Type"), Some("application/jose"));
-            let kid = shop.key("kid", person).await;
-            let expected = json!({ "alg": "dir", "enc": "A256GCM", "kid": kid });
-            assert_eq!(header_of(&message.payload), expected);
-        }
-    }
-
-    // One that was changed, and one that the stream cannot take.
-    let changed = format!(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)
-         SELECT gen_random_uuid(), $1, aggregate_id, event_type, $2, headers
-         FROM outbox_events WHERE id = '{ben}' RETURNING id"
-    );
-    let payload: String =
-        env.query(&format!("SELECT payload FROM outbox_events WHERE id = '{ben}'")).await;
-    let (begin, end) = payload.split_at(payload.len() - 2);
-    let other = format!("{begin}{}", if end == "AA" { "BB" } else { "AA" });
-    let client = env.client().await;
-    let insert = async |kind: &str| -> Uuid {
-        client.query_one(&changed, &[&kind, &other]).await.expect("insert").get(0)
-    };
-    let (refused, parked) = (insert("customer").await, insert(&"x".repeat(300)).await);
-    let dead = "SELECT (SELECT count(*) FROM inbox_dead_letter)
-                     + (SELECT count(*) FROM outbox_dead_letter)";
-    until(DEADLINE, "three dead letters", async || env.query::<i64>(dead).await == 3).await;
-    let reason: String =
-        env.query("SELECT min(reason) || max(reason) FROM inbox_dead_letter").await;
-    assert_eq!(reason, "422 Unprocessable Entity".repeat(2));
-
-    let shown = shop.shown(&[ada, ben, refused, parked]).await;
-    assert!(
-        shown.contains(&refused.to_string()) && shown.contains("CustomerRegistered"),
-        "{shown}"
-    );
-    // What is looked for would be found.
-    env.execute(&format!(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-         VALUES (gen_random_uuid(), 'note', 'n-1', 'Noted', '{CLEAR}')"
-    ))
-    .await;
-    until(DEADLINE, "both servers have it", async || shop.servers_have(CLEAR) == [true; 2]).await;
-    for text in [ADA, BEN] {
-        assert_eq!(shop.servers_have(text), [false; 2], "{text}");
-        assert!(!shown.contains(text), "{text}: {shown}");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn whose_key_is_destroyed_is_forgotten_and_nobody_else() {
     let shop = open().await;
@@ -291,47 +220,127 @@ async fn whose_key_is_destroyed_is_forgotten_and_nobody_else() {
     assert_eq!(shop.env.query::<i64>(dead).await, 0);
 }
 
-/// It may be that the keys were restored, or that their database is away.
-#[tokio::test(flavor = "multi_thread")]
-async fn events_wait_for_a_key_that_is_not_there() {
-    let shop = open().await;
-    let ben = shop.register("p-2", BEN).await;
-    let data = json!({ "email": BEN });
-    shop.wait_handled(ben, 1, &data).await;
-    let mut times = 1;
-    for (without, with) in [
-        (
-            "CREATE TABLE others AS SELECT * FROM person_keys;\nDELETE FROM person_keys;\n",
-            "INSERT INTO person_keys SELECT * FROM others;\n",
-        ),
-        ("ALTER TABLE person_keys RENAME TO away;\n", "ALTER TABLE away RENAME TO person_keys;\n"),
-    ] {
-        shop.keys(without).await;
-        shop.rewind().await;
-        let waits = "SELECT count(*) FROM inbox_roles WHERE reason LIKE '%503%'";
-        until(DEADLINE, "both wait", async || shop.env.query::<i64>(waits).await == 2).await;
-        shop.keys(with).await;
-        times += 1;
-        shop.wait_handled(ben, times, &data).await;
-    }
-    let dead = "SELECT count(*) FROM inbox_dead_letter";
-    assert_eq!(shop.env.query::<i64>(dead).await, 0);
-}
+mod long {
+    use super::*;
 
-/// In a column of JSON the payload is a JWE's other form.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_column_of_json_takes_the_form_in_json() {
-    assert!(PAGE.contains("`token.serialize()`") && PAGE.contains("`application/jose+json`"));
-    let producer = PRODUCER
-        .replace("serialize(compact=True)", "serialize()")
-        .replace("\"application/jose\"", "\"application/jose+json\"");
-    let shop = Shop::open(&producer, "").await;
-    let ada = shop.register("p-1", ADA).await;
-    shop.wait_handled(ada, 1, &json!({ "email": ADA })).await;
-    shop.verify().await;
-    let message = &messages_of(&shop.env, ada).await[0];
-    assert_eq!(message.header("Content-Type"), Some("application/jose+json"));
-    let body: Value = serde_json::from_str(&message.payload).expect("JSON");
-    let protected = body["protected"].as_str().expect("a header");
-    assert_eq!(header_of(protected)["kid"], shop.key("kid", "p-1").await);
+    // proves: G-SECRET-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nothing_of_an_encrypted_payload_is_in_clear_and_its_bytes_stay_as_they_are() {
+        let shop = open().await;
+        let env = &shop.env;
+        let ada = shop.register("p-1", ADA).await;
+        let ben = shop.register("p-2", BEN).await;
+        shop.wait_handled(ada, 1, &json!({ "email": ADA })).await;
+        shop.wait_handled(ben, 1, &json!({ "email": BEN })).await;
+        shop.verify().await;
+
+        // Copies of both are as the first messages, and as the rows.
+        for source in ["stream", "table"] {
+            let args =
+                ["replay", "--since", "1h", "--source", source, "--execute", "--why", "a test"];
+            env.ends_with(0, &args).await;
+        }
+        shop.verify().await;
+        for (id, person) in [(ada, "p-1"), (ben, "p-2")] {
+            let row: String =
+                env.query(&format!("SELECT payload FROM outbox_events WHERE id = '{id}'")).await;
+            let messages = messages_of(env, id).await;
+            assert_eq!(messages.len(), 3);
+            for message in messages {
+                assert_eq!(message.payload, row);
+                assert_eq!(message.header("Content-Type"), Some("application/jose"));
+                let kid = shop.key("kid", person).await;
+                let expected = json!({ "alg": "dir", "enc": "A256GCM", "kid": kid });
+                assert_eq!(header_of(&message.payload), expected);
+            }
+        }
+
+        // One that was changed, and one that the stream cannot take.
+        let changed = format!(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)
+             SELECT gen_random_uuid(), $1, aggregate_id, event_type, $2, headers
+             FROM outbox_events WHERE id = '{ben}' RETURNING id"
+        );
+        let payload: String =
+            env.query(&format!("SELECT payload FROM outbox_events WHERE id = '{ben}'")).await;
+        let (begin, end) = payload.split_at(payload.len() - 2);
+        let other = format!("{begin}{}", if end == "AA" { "BB" } else { "AA" });
+        let client = env.client().await;
+        let insert = async |kind: &str| -> Uuid {
+            client.query_one(&changed, &[&kind, &other]).await.expect("insert").get(0)
+        };
+        let (refused, parked) = (insert("customer").await, insert(&"x".repeat(300)).await);
+        let dead = "SELECT (SELECT count(*) FROM inbox_dead_letter)
+                         + (SELECT count(*) FROM outbox_dead_letter)";
+        until(DEADLINE, "three dead letters", async || env.query::<i64>(dead).await == 3).await;
+        let reason: String =
+            env.query("SELECT min(reason) || max(reason) FROM inbox_dead_letter").await;
+        assert_eq!(reason, "422 Unprocessable Entity".repeat(2));
+
+        let shown = shop.shown(&[ada, ben, refused, parked]).await;
+        assert!(
+            shown.contains(&refused.to_string()) && shown.contains("CustomerRegistered"),
+            "{shown}"
+        );
+        // What is looked for would be found.
+        env.execute(&format!(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+             VALUES (gen_random_uuid(), 'note', 'n-1', 'Noted', '{CLEAR}')"
+        ))
+        .await;
+        until(DEADLINE, "both servers have it", async || shop.servers_have(CLEAR) == [true; 2])
+            .await;
+        for text in [ADA, BEN] {
+            assert_eq!(shop.servers_have(text), [false; 2], "{text}");
+            assert!(!shown.contains(text), "{text}: {shown}");
+        }
+    }
+
+    /// It may be that the keys were restored, or that their database is away.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn events_wait_for_a_key_that_is_not_there() {
+        let shop = open().await;
+        let ben = shop.register("p-2", BEN).await;
+        let data = json!({ "email": BEN });
+        shop.wait_handled(ben, 1, &data).await;
+        let mut times = 1;
+        for (without, with) in [
+            (
+                "CREATE TABLE others AS SELECT * FROM person_keys;\nDELETE FROM person_keys;\n",
+                "INSERT INTO person_keys SELECT * FROM others;\n",
+            ),
+            (
+                "ALTER TABLE person_keys RENAME TO away;\n",
+                "ALTER TABLE away RENAME TO person_keys;\n",
+            ),
+        ] {
+            shop.keys(without).await;
+            shop.rewind().await;
+            let waits = "SELECT count(*) FROM inbox_roles WHERE reason LIKE '%503%'";
+            until(DEADLINE, "both wait", async || shop.env.query::<i64>(waits).await == 2).await;
+            shop.keys(with).await;
+            times += 1;
+            shop.wait_handled(ben, times, &data).await;
+        }
+        let dead = "SELECT count(*) FROM inbox_dead_letter";
+        assert_eq!(shop.env.query::<i64>(dead).await, 0);
+    }
+
+    /// In a column of JSON the payload is a JWE's other form.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_column_of_json_takes_the_form_in_json() {
+        assert!(PAGE.contains("`token.serialize()`") && PAGE.contains("`application/jose+json`"));
+        let producer = PRODUCER
+            .replace("serialize(compact=True)", "serialize()")
+            .replace("\"application/jose\"", "\"application/jose+json\"");
+        let shop = Shop::open(&producer, "").await;
+        let ada = shop.register("p-1", ADA).await;
+        shop.wait_handled(ada, 1, &json!({ "email": ADA })).await;
+        shop.verify().await;
+        let message = &messages_of(&shop.env, ada).await[0];
+        assert_eq!(message.header("Content-Type"), Some("application/jose+json"));
+        let body: Value = serde_json::from_str(&message.payload).expect("JSON");
+        let protected = body["protected"].as_str().expect("a header");
+        assert_eq!(header_of(protected)["kid"], shop.key("kid", "p-1").await);
+    }
 }

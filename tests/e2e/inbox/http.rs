@@ -253,13 +253,6 @@ async fn what_the_broker_gave_up_on_is_handled_all_the_same() {
     wait_processed(&env, 2).await;
 }
 
-/// A service behind TLS whose authority is named in the configuration.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
-    trusts_a_service(IsCa::NoCa).await;
-    trusts_a_service(IsCa::Ca(BasicConstraints::Unconstrained)).await;
-}
-
 async fn trusts_a_service(is_ca: IsCa) {
     let mut env = set_up().await;
     let _relay = env.relay();
@@ -309,4 +302,15 @@ async fn serve_tls(authority: &Path, is_ca: IsCa) -> String {
         }
     });
     format!("https://localhost:{port}/events")
+}
+
+mod long {
+    use super::*;
+
+    /// A service behind TLS whose authority is named in the configuration.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_service_behind_tls_is_called_if_its_authority_is_trusted() {
+        trusts_a_service(IsCa::NoCa).await;
+        trusts_a_service(IsCa::Ca(BasicConstraints::Unconstrained)).await;
+    }
 }

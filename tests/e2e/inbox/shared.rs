@@ -61,7 +61,7 @@ async fn under_load(inbox: &Inbox, work: impl Future<Output = ()>) -> i64 {
         while !ends.get() {
             let first = published.get();
             let aggregate = |n: i64| format!("o-{}", n % AGGREGATES);
-            inbox.publish_as(aggregate, first..first + 200, &json!({ "sleep_ms": 5 })).await;
+            inbox.publish_as(aggregate, first..first + 200, &json!({ "sleep_ms": 20 })).await;
             published.set(first + 200);
             until(DEADLINE, "there is little left to do", async || {
                 ends.get() || inbox.count("effects").await > published.get() - 600

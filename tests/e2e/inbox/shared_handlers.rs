@@ -32,13 +32,13 @@ async fn keep(State(gate): State<Arc<Gate>>) -> StatusCode {
 /// What a worker holds open does not grow with the partitions.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_has_as_many_connections_whatever_the_partitions() {
-    let (env, _file) = divide("256", &[]).await;
+    let (env, _file) = divide("64", &[]).await;
     let (gate, url) = start().await;
     gate.open.add_permits(1_000);
     let _relay = env.relay();
     let _inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);
     let active = "SELECT count(*) FROM inbox_roles WHERE state = 'active'";
-    until(DEADLINE, "it has all partitions", async || env.query::<i64>(active).await == 256).await;
+    until(DEADLINE, "it has all partitions", async || env.query::<i64>(active).await == 64).await;
     for _ in 0..10 {
         env.insert(20).await;
     }

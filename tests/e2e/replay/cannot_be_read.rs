@@ -68,59 +68,63 @@ async fn a_replay_of_the_log_says_that_there_is_no_free_slot_and_goes_on_with_on
     assert_eq!(ids(&copies(&env, &id).await), events);
 }
 
-/// A process that does not answer stands for one that decodes a log without an event in it.
-// proves: G-REPLAY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_replay_that_is_still_reading_ends_when_it_is_cancelled() {
-    let env = env(10).await;
-    let _relay = env.relay();
-    wait_kept(&env).await;
-    let events = env.insert_each(600).await;
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    let id = ask(&env, &["--all", "--source", "wal", "--rate", "100"]).await;
-    let published = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
-    until(DEADLINE, "it has begun", async || env.query::<i64>(&published).await > 0).await;
-    let reader: i32 =
-        env.query("SELECT active_pid FROM pg_replication_slots WHERE temporary").await;
-    signal(reader, Signal::STOP);
-    let is_stuck = async || env.query::<i64>(&published).await % 256 == 0;
-    until(DEADLINE, "nothing more is read", is_stuck).await;
-    env.ends_with(0, &["replays", "cancel", &id]).await;
-    let next = ask(&env, &["--all", "--source", "table"]).await;
-    wait_done(&env, &next).await;
-    signal(reader, Signal::CONT);
-    assert_eq!(copies(&env, &next).await.len(), events.len());
-    let reading = "SELECT count(*) FROM pg_replication_slots WHERE temporary";
-    until(DEADLINE, "its slot is gone", async || env.query::<i64>(reading).await == 0).await;
-}
-
-/// While its copies wait for the broker, or for their time, no snapshot of it is open.
-// proves: G-REPLAY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slow_replay_of_the_log_does_not_hold_vacuum_back() {
-    let env = env(10).await;
-    let _relay = env.relay();
-    wait_kept(&env).await;
-    // More than a connection's buffers hold, in one transaction.
-    env.execute(
-        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
-         SELECT gen_random_uuid(), 'order', n::text, 'created', jsonb_build_object('text', repeat(md5(n::text), 600))
-         FROM generate_series(1, 2000) n",
-    )
-    .await;
-    env.wait_marked().await;
-    env.wait_confirmed().await;
-    let id = ask(&env, &["--all", "--source", "wal", "--rate", "1"]).await;
-    let published = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
-    until(DEADLINE, "it has begun", async || env.query::<i64>(&published).await > 2).await;
-    let held = "SELECT count(*) FROM pg_stat_activity
-                WHERE backend_xmin IS NOT NULL AND application_name = 'tailpost replay of the log'";
-    assert_eq!(env.query::<i64>(held).await, 0, "it holds a snapshot");
-    env.ends_with(0, &["replays", "cancel", &id]).await;
-}
-
 fn signal(process: i32, signal: Signal) {
     let process = Pid::from_raw(process).expect("a process");
     kill_process(process, signal).expect("send a signal");
+}
+
+mod long {
+    use super::*;
+
+    /// A process that does not answer stands for one that decodes a log without an event in it.
+    // proves: G-REPLAY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_replay_that_is_still_reading_ends_when_it_is_cancelled() {
+        let env = env(10).await;
+        let _relay = env.relay();
+        wait_kept(&env).await;
+        let events = env.insert_each(600).await;
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        let id = ask(&env, &["--all", "--source", "wal", "--rate", "100"]).await;
+        let published = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
+        until(DEADLINE, "it has begun", async || env.query::<i64>(&published).await > 0).await;
+        let reader: i32 =
+            env.query("SELECT active_pid FROM pg_replication_slots WHERE temporary").await;
+        signal(reader, Signal::STOP);
+        let is_stuck = async || env.query::<i64>(&published).await % 256 == 0;
+        until(DEADLINE, "nothing more is read", is_stuck).await;
+        env.ends_with(0, &["replays", "cancel", &id]).await;
+        let next = ask(&env, &["--all", "--source", "table"]).await;
+        wait_done(&env, &next).await;
+        signal(reader, Signal::CONT);
+        assert_eq!(copies(&env, &next).await.len(), events.len());
+        let reading = "SELECT count(*) FROM pg_replication_slots WHERE temporary";
+        until(DEADLINE, "its slot is gone", async || env.query::<i64>(reading).await == 0).await;
+    }
+
+    /// While its copies wait for the broker, or for their time, no snapshot of it is open.
+    // proves: G-REPLAY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_replay_of_the_log_does_not_hold_vacuum_back() {
+        let env = env(10).await;
+        let _relay = env.relay();
+        wait_kept(&env).await;
+        // More than a connection's buffers hold, in one transaction.
+        env.execute(
+            "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+             SELECT gen_random_uuid(), 'order', n::text, 'created', jsonb_build_object('text', repeat(md5(n::text), 600))
+             FROM generate_series(1, 2000) n",
+        )
+        .await;
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        let id = ask(&env, &["--all", "--source", "wal", "--rate", "1"]).await;
+        let published = format!("SELECT published FROM tailpost_replays WHERE id = '{id}'");
+        until(DEADLINE, "it has begun", async || env.query::<i64>(&published).await > 2).await;
+        let held = "SELECT count(*) FROM pg_stat_activity
+                    WHERE backend_xmin IS NOT NULL AND application_name = 'tailpost replay of the log'";
+        assert_eq!(env.query::<i64>(held).await, 0, "it holds a snapshot");
+        env.ends_with(0, &["replays", "cancel", &id]).await;
+    }
 }

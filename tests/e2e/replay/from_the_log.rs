@@ -131,38 +131,42 @@ async fn what_was_parked_is_not_published_from_the_log() {
     }
 }
 
-/// The slot follows behind, and is given up with the setting. Without one nothing is promised.
-// proves: G-REPLAY-5
-#[tokio::test(flavor = "multi_thread")]
-async fn the_rewind_slot_trails_behind_and_goes_with_its_setting() {
-    let mut env = TestEnv::new().await;
-    let relay = keeps_the_log(&mut env, "16MiB").await;
-    let kept = "SELECT (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint
-                FROM pg_replication_slots WHERE slot_name = 'tailpost_rewind'";
-    env.execute(
-        "CREATE TABLE much AS SELECT repeat(md5(n::text), 30) FROM generate_series(1, 60000) n",
-    )
-    .await;
-    assert!(env.query::<i64>(kept).await > 48 << 20, "that is much");
-    until(DEADLINE, "it moves on", async || env.query::<i64>(kept).await < 24 << 20).await;
-    let events = env.insert(3).await;
-    env.wait_confirmed().await;
-    let args = ["--since", "1h", "--source", "wal", "--execute", "--why", "a test"];
-    let done = replay(&env, 0, &args).await;
-    assert_eq!(ids(&copies(&env, done["id"].as_str().expect("an id")).await), events);
-    // What is refused takes nothing along.
-    env.ends_with(4, &["slot", "drop"]).await;
-    env.ends_with(4, &["slot", "drop", "--force"]).await;
-    assert_eq!(env.query::<i64>(KEPT).await, 1);
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    // Where the relay's slot ends, the replay ends. Without it nothing says what was published.
-    env.drop_slot("tailpost").await;
-    let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
-    assert!(said.contains("the relay's own slot is not there"), "{said}");
-    env.set("TAILPOST_REWIND__RETAIN", "off");
-    let _relay = env.relay();
-    until(DEADLINE, "the slot is dropped", async || env.query::<i64>(KEPT).await == 0).await;
-    let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
-    assert!(said.contains("set rewind.retain"), "{said}");
+mod long {
+    use super::*;
+
+    /// The slot follows behind, and is given up with the setting. Without one nothing is promised.
+    // proves: G-REPLAY-5
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_rewind_slot_trails_behind_and_goes_with_its_setting() {
+        let mut env = TestEnv::new().await;
+        let relay = keeps_the_log(&mut env, "16MiB").await;
+        let kept = "SELECT (pg_current_wal_lsn() - confirmed_flush_lsn)::bigint
+                    FROM pg_replication_slots WHERE slot_name = 'tailpost_rewind'";
+        env.execute(
+            "CREATE TABLE much AS SELECT repeat(md5(n::text), 30) FROM generate_series(1, 60000) n",
+        )
+        .await;
+        assert!(env.query::<i64>(kept).await > 48 << 20, "that is much");
+        until(DEADLINE, "it moves on", async || env.query::<i64>(kept).await < 24 << 20).await;
+        let events = env.insert(3).await;
+        env.wait_confirmed().await;
+        let args = ["--since", "1h", "--source", "wal", "--execute", "--why", "a test"];
+        let done = replay(&env, 0, &args).await;
+        assert_eq!(ids(&copies(&env, done["id"].as_str().expect("an id")).await), events);
+        // What is refused takes nothing along.
+        env.ends_with(4, &["slot", "drop"]).await;
+        env.ends_with(4, &["slot", "drop", "--force"]).await;
+        assert_eq!(env.query::<i64>(KEPT).await, 1);
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        // Where the relay's slot ends, the replay ends. Without it nothing says what was published.
+        env.drop_slot("tailpost").await;
+        let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
+        assert!(said.contains("the relay's own slot is not there"), "{said}");
+        env.set("TAILPOST_REWIND__RETAIN", "off");
+        let _relay = env.relay();
+        until(DEADLINE, "the slot is dropped", async || env.query::<i64>(KEPT).await == 0).await;
+        let (_, said) = env.ends_with(4, &["replay", "--all", "--source", "wal"]).await;
+        assert!(said.contains("set rewind.retain"), "{said}");
+    }
 }

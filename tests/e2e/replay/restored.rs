@@ -25,43 +25,6 @@ async fn what_the_stream_has_is_published_again_without_a_row() {
     assert_eq!(env.stored_count().await, 60);
 }
 
-/// A row that is gone is listed, and the others are published.
-// proves: G-REPLAY-2
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_published_again_is_listed() {
-    let mut env = TestEnv::new().await;
-    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
-    env.setup().await;
-    let relay = env.relay();
-    let events = env.insert_each(10).await;
-    env.wait_marked().await;
-    relay.sigterm();
-    assert!(relay.wait_exit(DEADLINE).await.success());
-    let id = super::ask(&env, &["--all", "--source", "table"]).await;
-    env.execute(&format!("DELETE FROM outbox_events WHERE id = '{}'", events[3])).await;
-    let too_much = format!(
-        "UPDATE outbox_events SET payload = jsonb_build_object('x', repeat('x', 2000000))
-         WHERE id = '{}'",
-        events[5]
-    );
-    env.execute(&too_much).await;
-    let _relay = env.relay();
-    let done = wait_done(&env, &id).await;
-    assert_eq!((&done["published"], &done["failed"]), (&8.into(), &2.into()), "{done}");
-    let failures = done["failures"].as_array().expect("a list");
-    assert_eq!(failures[0]["event"], events[3].to_string());
-    assert_eq!(failures[0]["reason"], "its row is gone");
-    assert_eq!(failures[1]["event"], events[5].to_string());
-    let stored: HashSet<_> = ids(&copies(&env, &id).await).into_iter().collect();
-    assert_eq!(stored.len(), 8);
-    let (_, said) = env.ends_with(1, &["replays", "show", &id, "--follow"]).await;
-    assert!(said.contains("2 events could not be published again"), "{said}");
-    assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
-    assert_explained(&env, &events, &id).await;
-    assert_forgotten(&env, &id).await;
-    until(DEADLINE, "the relay goes on", async || env.unmarked().await == 0).await;
-}
-
 /// What `tailpost explain` says of the events of that replay.
 async fn assert_explained(env: &TestEnv, events: &[uuid::Uuid], replay: &str) {
     for (event, outcome, told) in [
@@ -153,5 +116,42 @@ mod long {
         let next = env.insert(5).await;
         env.wait_marked().await;
         assert_eq!(ids(&env.stored().await)[all.len()..], next);
+    }
+
+    /// A row that is gone is listed, and the others are published.
+    // proves: G-REPLAY-2
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_cannot_be_published_again_is_listed() {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+        env.setup().await;
+        let relay = env.relay();
+        let events = env.insert_each(10).await;
+        env.wait_marked().await;
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success());
+        let id = super::super::ask(&env, &["--all", "--source", "table"]).await;
+        env.execute(&format!("DELETE FROM outbox_events WHERE id = '{}'", events[3])).await;
+        let too_much = format!(
+            "UPDATE outbox_events SET payload = jsonb_build_object('x', repeat('x', 2000000))
+             WHERE id = '{}'",
+            events[5]
+        );
+        env.execute(&too_much).await;
+        let _relay = env.relay();
+        let done = wait_done(&env, &id).await;
+        assert_eq!((&done["published"], &done["failed"]), (&8.into(), &2.into()), "{done}");
+        let failures = done["failures"].as_array().expect("a list");
+        assert_eq!(failures[0]["event"], events[3].to_string());
+        assert_eq!(failures[0]["reason"], "its row is gone");
+        assert_eq!(failures[1]["event"], events[5].to_string());
+        let stored: HashSet<_> = ids(&copies(&env, &id).await).into_iter().collect();
+        assert_eq!(stored.len(), 8);
+        let (_, said) = env.ends_with(1, &["replays", "show", &id, "--follow"]).await;
+        assert!(said.contains("2 events could not be published again"), "{said}");
+        assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_dead_letter").await, 0);
+        assert_explained(&env, &events, &id).await;
+        assert_forgotten(&env, &id).await;
+        until(DEADLINE, "the relay goes on", async || env.unmarked().await == 0).await;
     }
 }

@@ -139,84 +139,6 @@ async fn wait_gone(env: &TestEnv) {
     until(DEADLINE, "its connections are gone", async || env.query::<bool>(gone).await).await;
 }
 
-/// Whoever is killed between two steps leaves a table that takes rows, and the next run goes
-/// on.
-// proves: G-RET-7
-#[tokio::test(flavor = "multi_thread")]
-async fn a_conversion_that_is_killed_between_two_steps_goes_on() {
-    let env = env().await;
-    env.setup().await;
-    let relay = env.relay();
-    let mut ids = env.insert(50).await;
-    let args = ["setup", "--partitioned"];
-
-    // Before the first: somebody uses the table.
-    let (mut one, mut other) = (env.client().await, env.client().await);
-    let open = one.transaction().await.expect("begin");
-    open.batch_execute(USE).await.expect("use the table");
-    let process = env.spawn(&args);
-    process.wait_log("trying again").await;
-    process.kill9().await;
-    open.rollback().await.expect("end");
-    wait_gone(&env).await;
-    let column = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'outbox_events'::regclass
-                      AND attname = 'inserted_at'";
-    assert_eq!(env.query::<i64>(column).await, 0);
-    ids.extend(env.insert(10).await);
-
-    // In the middle of the index, which waits for old snapshots.
-    let old = snapshot(&mut other).await;
-    let process = env.spawn(&args);
-    let index = "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
-                 WHERE relname LIKE 'outbox_events_key_%' AND NOT indisvalid";
-    until(DEADLINE, "the index is half made", async || env.query::<i64>(index).await == 1).await;
-    process.kill9().await;
-    env.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-         WHERE application_name = 'tailpost setup'",
-    )
-    .await;
-    wait_gone(&env).await;
-    old.rollback().await.expect("end");
-    let half: u32 = env.query(&index.replace("count(*)", "max(indexrelid)")).await;
-    ids.extend(env.insert(10).await);
-    // However late it is, the table takes rows.
-    let key = "SELECT count(DISTINCT inserted_at) FROM outbox_events";
-    assert_eq!(env.query::<i64>(key).await, 1, "the time is that of the conversion");
-
-    // Before the last: the table is used again, from when there is another index on.
-    let old = snapshot(&mut other).await;
-    let process = env.spawn(&args);
-    let another = format!("{index} AND indexrelid <> {half}");
-    until(DEADLINE, "it is made anew", async || env.query::<i64>(&another).await == 1).await;
-    let open = one.transaction().await.expect("begin");
-    open.batch_execute(USE).await.expect("use the table");
-    old.rollback().await.expect("end");
-    process.wait_log("trying again").await;
-    let kind = "SELECT relkind::text FROM pg_class WHERE oid = 'outbox_events'::regclass";
-    assert_eq!(env.query::<String>(kind).await, "r");
-    process.kill9().await;
-    open.rollback().await.expect("end");
-    wait_gone(&env).await;
-    ids.extend(env.insert(10).await);
-
-    let (said, _) = env.ends_with(0, &args).await;
-    assert!(said.contains("created  partitioned table"), "{said}");
-    ids.extend(env.insert(10).await);
-    assert_eq!(env.query::<String>(kind).await, "p");
-    env.wait_stored(90).await;
-    env.wait_marked().await;
-    assert_eq!(env.stored_ids().await, ids);
-    assert_eq!(env.epochs().await, 1);
-
-    // The first partition goes when its day is over, and not before.
-    age(&env, &ids).await;
-    wait_watermark(&env).await;
-    assert_eq!(maintain(&env, &[]).await["partitions"]["dropped"], 0);
-    assert!(partitions(&env).await[0].starts_with("outbox_events_before_"));
-    stop(relay).await;
-}
-
 /// One that was left for days, and one of a table that has what cannot be moved.
 // proves: G-RET-7
 #[tokio::test(flavor = "multi_thread")]
@@ -330,5 +252,84 @@ mod long {
     #[tokio::test(flavor = "multi_thread")]
     async fn an_outbox_in_shards_gets_partitions() {
         converts(2, 52).await;
+    }
+
+    /// Whoever is killed between two steps leaves a table that takes rows, and the next run goes
+    /// on.
+    // proves: G-RET-7
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_conversion_that_is_killed_between_two_steps_goes_on() {
+        let env = env().await;
+        env.setup().await;
+        let relay = env.relay();
+        let mut ids = env.insert(50).await;
+        let args = ["setup", "--partitioned"];
+
+        // Before the first: somebody uses the table.
+        let (mut one, mut other) = (env.client().await, env.client().await);
+        let open = one.transaction().await.expect("begin");
+        open.batch_execute(USE).await.expect("use the table");
+        let process = env.spawn(&args);
+        process.wait_log("trying again").await;
+        process.kill9().await;
+        open.rollback().await.expect("end");
+        wait_gone(&env).await;
+        let column = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'outbox_events'::regclass
+                          AND attname = 'inserted_at'";
+        assert_eq!(env.query::<i64>(column).await, 0);
+        ids.extend(env.insert(10).await);
+
+        // In the middle of the index, which waits for old snapshots.
+        let old = snapshot(&mut other).await;
+        let process = env.spawn(&args);
+        let index = "SELECT count(*) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+                     WHERE relname LIKE 'outbox_events_key_%' AND NOT indisvalid";
+        until(DEADLINE, "the index is half made", async || env.query::<i64>(index).await == 1)
+            .await;
+        process.kill9().await;
+        env.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE application_name = 'tailpost setup'",
+        )
+        .await;
+        wait_gone(&env).await;
+        old.rollback().await.expect("end");
+        let half: u32 = env.query(&index.replace("count(*)", "max(indexrelid)")).await;
+        ids.extend(env.insert(10).await);
+        // However late it is, the table takes rows.
+        let key = "SELECT count(DISTINCT inserted_at) FROM outbox_events";
+        assert_eq!(env.query::<i64>(key).await, 1, "the time is that of the conversion");
+
+        // Before the last: the table is used again, from when there is another index on.
+        let old = snapshot(&mut other).await;
+        let process = env.spawn(&args);
+        let another = format!("{index} AND indexrelid <> {half}");
+        until(DEADLINE, "it is made anew", async || env.query::<i64>(&another).await == 1).await;
+        let open = one.transaction().await.expect("begin");
+        open.batch_execute(USE).await.expect("use the table");
+        old.rollback().await.expect("end");
+        process.wait_log("trying again").await;
+        let kind = "SELECT relkind::text FROM pg_class WHERE oid = 'outbox_events'::regclass";
+        assert_eq!(env.query::<String>(kind).await, "r");
+        process.kill9().await;
+        open.rollback().await.expect("end");
+        wait_gone(&env).await;
+        ids.extend(env.insert(10).await);
+
+        let (said, _) = env.ends_with(0, &args).await;
+        assert!(said.contains("created  partitioned table"), "{said}");
+        ids.extend(env.insert(10).await);
+        assert_eq!(env.query::<String>(kind).await, "p");
+        env.wait_stored(90).await;
+        env.wait_marked().await;
+        assert_eq!(env.stored_ids().await, ids);
+        assert_eq!(env.epochs().await, 1);
+
+        // The first partition goes when its day is over, and not before.
+        age(&env, &ids).await;
+        wait_watermark(&env).await;
+        assert_eq!(maintain(&env, &[]).await["partitions"]["dropped"], 0);
+        assert!(partitions(&env).await[0].starts_with("outbox_events_before_"));
+        stop(relay).await;
     }
 }

@@ -25,59 +25,6 @@ async fn narrow(env: &TestEnv) {
     jetstream.update_stream(&config).await.expect("edit the stream");
 }
 
-/// What the only relay published and could not mark is not published
-/// again by one of two shards.
-#[tokio::test(flavor = "multi_thread")]
-async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
-    let mut env = env(1).await;
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    env.insert(500).await;
-    env.wait_stored(500).await;
-    relay.kill9().await;
-    drop(relay);
-    assert_eq!(env.unmarked().await, 500, "killed before the marks");
-    env.insert(100).await;
-
-    env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
-    env.set_shards(2);
-    for command in [&["setup"][..], &["relay"], &["relay", "--once"]] {
-        let (_, log) = env.ends_with(4, command).await;
-        assert!(log.contains("slot \"tailpost\" is of relay.shards = 1:"), "{log}");
-        assert!(log.contains("with relay.shards = 1 run `tailpost relay --once`"), "{log}");
-    }
-    let (told, _) = env.ends_with(3, &["status"]).await;
-    assert!(told.contains("would publish rows twice"), "{told}");
-    let slots = "SELECT count(*) FROM pg_replication_slots";
-    assert_eq!(env.query::<i64>(slots).await, 1, "refused, and made all the same");
-
-    // Half of the advice: nothing is drained.
-    env.set_shards(1);
-    env.ends_with(0, &["slot", "drop"]).await;
-    env.set_shards(2);
-    let (_, log) = env.ends_with(4, &["relay"]).await;
-    assert!(log.contains("run `tailpost setup` with relay.shards = 2"), "{log}");
-    let (_, log) = env.ends_with(4, &["setup"]).await;
-    assert!(log.contains("nats stream edit OUTBOX --subjects 'outbox.*.*'"), "{log}");
-    narrow(&env).await;
-    let (told, _) = env.ends_with(0, &["setup"]).await;
-    assert!(told.contains("DROP PUBLICATION tailpost"), "{told}");
-    assert_eq!(env.unmarked().await, 100, "what the stream has is marked");
-    env.insert(100).await;
-    env.ends_with(0, &["relay", "--once"]).await;
-    assert_eq!(env.unmarked().await, 0);
-    let stored = stored(&env, &["OUTBOX", "OUTBOX_0", "OUTBOX_1"]).await;
-    assert_eq!(stored.len(), 700);
-    assert!(stored.values().all(|count| *count == 1), "stored twice");
-
-    env.set_shards(1);
-    let (_, log) = env.ends_with(4, &["relay"]).await;
-    let named = r#"slots "tailpost_0of2", "tailpost_1of2" are of relay.shards = 2:"#;
-    assert!(log.contains(named), "{log}");
-}
-
 /// Where the stream that would tell what was published is gone, nobody guesses.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_old_stream_a_change_is_refused_while_rows_are_unmarked() {
@@ -120,31 +67,6 @@ async fn a_publication_of_another_shard_is_refused_with_what_mends_it() {
     env.insert(20).await;
     env.ends_with(0, &["relay", "--once"]).await;
     assert_eq!(stored(&env, &["OUTBOX_0", "OUTBOX_1"]).await.len(), 20);
-}
-
-/// Of two that set up different numbers of shards at the same time one is refused, or both.
-#[tokio::test(flavor = "multi_thread")]
-async fn two_numbers_of_shards_are_never_set_up_side_by_side() {
-    let mut env = env(2).await;
-    // The tables, so that the slots are what both make at the same time.
-    env.setup().await;
-    for _ in 0..5 {
-        env.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots").await;
-        env.execute("DELETE FROM tailpost_state").await;
-        let mut setups = Vec::new();
-        for shards in [2, 3, 4] {
-            env.set_shards(shards);
-            let setup = env.spawn(&["setup"]);
-            setup.announce("");
-            setups.push(setup);
-        }
-        for setup in &setups {
-            let code = setup.wait_exit(DEADLINE).await.code();
-            assert!(matches!(code, Some(0 | 4)), "{code:?}: {}", setup.log());
-        }
-        let layouts = "SELECT count(DISTINCT substring(slot from '[0-9]+$')) FROM tailpost_state";
-        assert_eq!(env.query::<i64>(layouts).await, 1, "two numbers of shards");
-    }
 }
 
 /// Of a copy in another cluster the record of the old slot says nothing, and its
@@ -198,5 +120,85 @@ mod long {
         assert_eq!(stored.len(), written.committed.len());
         assert!(stored.values().all(|count| *count == 1), "stored twice");
         assert!(written.committed.iter().all(|it| stored.contains_key(&it.id)), "lost");
+    }
+
+    /// Of two that set up different numbers of shards at the same time one is refused, or both.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn two_numbers_of_shards_are_never_set_up_side_by_side() {
+        let mut env = env(2).await;
+        // The tables, so that the slots are what both make at the same time.
+        env.setup().await;
+        for _ in 0..5 {
+            env.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+                .await;
+            env.execute("DELETE FROM tailpost_state").await;
+            let mut setups = Vec::new();
+            for shards in [2, 3, 4] {
+                env.set_shards(shards);
+                let setup = env.spawn(&["setup"]);
+                setup.announce("");
+                setups.push(setup);
+            }
+            for setup in &setups {
+                let code = setup.wait_exit(DEADLINE).await.code();
+                assert!(matches!(code, Some(0 | 4)), "{code:?}: {}", setup.log());
+            }
+            let layouts =
+                "SELECT count(DISTINCT substring(slot from '[0-9]+$')) FROM tailpost_state";
+            assert_eq!(env.query::<i64>(layouts).await, 1, "two numbers of shards");
+        }
+    }
+
+    /// What the only relay published and could not mark is not published
+    /// again by one of two shards.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn from_one_shard_to_two_nothing_is_published_twice_although_marks_lag() {
+        let mut env = env(1).await;
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
+        env.setup().await;
+        let relay = env.relay();
+        relay.wait_active().await;
+        env.insert(500).await;
+        env.wait_stored(500).await;
+        relay.kill9().await;
+        drop(relay);
+        assert_eq!(env.unmarked().await, 500, "killed before the marks");
+        env.insert(100).await;
+
+        env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
+        env.set_shards(2);
+        for command in [&["setup"][..], &["relay"], &["relay", "--once"]] {
+            let (_, log) = env.ends_with(4, command).await;
+            assert!(log.contains("slot \"tailpost\" is of relay.shards = 1:"), "{log}");
+            assert!(log.contains("with relay.shards = 1 run `tailpost relay --once`"), "{log}");
+        }
+        let (told, _) = env.ends_with(3, &["status"]).await;
+        assert!(told.contains("would publish rows twice"), "{told}");
+        let slots = "SELECT count(*) FROM pg_replication_slots";
+        assert_eq!(env.query::<i64>(slots).await, 1, "refused, and made all the same");
+
+        // Half of the advice: nothing is drained.
+        env.set_shards(1);
+        env.ends_with(0, &["slot", "drop"]).await;
+        env.set_shards(2);
+        let (_, log) = env.ends_with(4, &["relay"]).await;
+        assert!(log.contains("run `tailpost setup` with relay.shards = 2"), "{log}");
+        let (_, log) = env.ends_with(4, &["setup"]).await;
+        assert!(log.contains("nats stream edit OUTBOX --subjects 'outbox.*.*'"), "{log}");
+        narrow(&env).await;
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("DROP PUBLICATION tailpost"), "{told}");
+        assert_eq!(env.unmarked().await, 100, "what the stream has is marked");
+        env.insert(100).await;
+        env.ends_with(0, &["relay", "--once"]).await;
+        assert_eq!(env.unmarked().await, 0);
+        let stored = stored(&env, &["OUTBOX", "OUTBOX_0", "OUTBOX_1"]).await;
+        assert_eq!(stored.len(), 700);
+        assert!(stored.values().all(|count| *count == 1), "stored twice");
+
+        env.set_shards(1);
+        let (_, log) = env.ends_with(4, &["relay"]).await;
+        let named = r#"slots "tailpost_0of2", "tailpost_1of2" are of relay.shards = 2:"#;
+        assert!(log.contains(named), "{log}");
     }
 }

@@ -1,4 +1,4 @@
-//! Two workers of a consumer, a broker, a database and handlers, 100 seeded schedules for each mix of
+//! Two workers of a consumer, a broker, a database and handlers, 20 seeded schedules for each mix of
 //! faults; `SEEDS=n` plays more, `REPLAY_SEED=n` repeats one.
 //!
 //! The engines, the roles, the redrives and the decisions about claims and verdicts are the real
@@ -33,7 +33,7 @@ use super::lanes::Load;
 use crate::Status;
 use crate::message::{Message, Whence};
 
-const SEEDS: u64 = 40;
+const SEEDS: u64 = 20;
 const EVENTS: u64 = 50;
 const AGGREGATES: u64 = 6;
 const ATTEMPTS_MAX: u32 = 4;

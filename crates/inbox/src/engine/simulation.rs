@@ -1,4 +1,4 @@
-//! Random deliveries, ends and pauses, 500 seeds; `SEEDS=n` plays more;
+//! Random deliveries, ends and pauses, 100 seeds; `SEEDS=n` plays more;
 //! `REPLAY_SEED=n` repeats one.
 
 use std::collections::{BTreeSet, HashMap};
@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::lanes::{Delivered, Ending, Item, Lanes, Load, Offered, Path};
 use crate::message::{Message, MessageId, Origin};
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 100;
 const EVENTS: u64 = 60;
 
 pub(crate) fn message(seq: u64, aggregates: u64) -> Arc<Message> {

@@ -368,7 +368,7 @@ pub(super) const POLL: Faults = Faults { mode: Mode::Keyed, claims: true, failin
 
 fn run(faults: Faults) {
     let (mut stored, mut doubled) = (0, 0);
-    for seed in seeds(20) {
+    for seed in seeds(8) {
         let mut world = World::new(seed, faults);
         for _ in 0..STEPS {
             world.step();

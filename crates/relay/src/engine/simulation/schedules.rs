@@ -6,7 +6,7 @@ use super::{Faults, Foreign, World};
 use crate::engine::Mode;
 
 /// Of each mix.
-const SEEDS: u64 = 30;
+const SEEDS: u64 = 15;
 pub(super) const STEPS: usize = 600;
 
 /// Nothing but commits, crashes, broken connections and lost messages.
