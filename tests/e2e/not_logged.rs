@@ -99,6 +99,41 @@ async fn without_marks_a_child_of_the_outbox_stops_the_relay_and_is_named() {
     a_child_stops_the_relay_until_it_is_none("lean").await;
 }
 
+/// What the outbox gets is somewhere else, or never marked.
+// proves: G-TABLE-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_that_takes_the_place_of_a_statement_stops_the_relay_and_is_named() {
+    let env = env(15).await;
+    env.setup().await;
+    env.execute(
+        "CREATE TABLE copies (LIKE outbox_events);
+         CREATE RULE copied AS ON INSERT TO outbox_events DO ALSO
+             INSERT INTO copies SELECT NEW.*",
+    )
+    .await;
+    let mut relay = env.relay();
+    let mut expected = env.insert(5).await;
+    env.wait_marked().await;
+    for (event, action) in [
+        ("UPDATE", "NOTHING"),
+        ("INSERT", "INSERT INTO copies SELECT NEW.*"),
+        ("DELETE", "NOTHING"),
+    ] {
+        relay.announce("");
+        let rule =
+            format!("CREATE RULE \"Else\" AS ON {event} TO outbox_events DO INSTEAD {action}");
+        env.execute(&rule).await;
+        let mends = ends(&relay, event).await;
+        assert_eq!(is_refused(&env, "Else").await, mends);
+        env.execute(&mends).await;
+        relay = env.relay();
+        expected.extend(env.insert(5).await);
+        env.wait_marked().await;
+    }
+    env.wait_confirmed().await;
+    assert_stored(&env, expected).await;
+}
+
 /// The log has nothing of it, as of a foreign table.
 // proves: G-TABLE-1
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13485),
     ("outbox", 2153),
     ("pgoutput", 481),
-    ("relay", 18056),
+    ("relay", 18065),
     ("servers", 2324),
     ("tailpost", 12573),
 ];
