@@ -43,6 +43,38 @@ async fn an_event_that_fails_at_a_consumer_is_found_from_the_first_screen_and_tr
     assert_eq!(browser.complaints().await, Vec::<String>::new());
 }
 
+/// What a database says of a failure has several lines. All of its group are requeued, from the list.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
+    let stage = Stage::new(&[]).await;
+    for aggregate in ["o-1", "o-2"] {
+        stage.refuse(aggregate).await;
+        stage.service.answer_to(aggregate, 204);
+    }
+    let lines = "UPDATE inbox_dead_letter
+        SET reason = E'the row violates check address_known\\nDETAIL: (' || stream_seq || ').'";
+    stage.env.execute(lines).await;
+    let browser = stage.browser("operator").await;
+    browser.wait_text(".needs", "violates check address_known").await;
+    browser.click_through(".needs .actions a").await;
+    browser.click_through("form[role=search] button").await;
+    browser.size(1280, 900).await;
+    browser.screenshot("dead-letters-lines").await;
+    browser.assert_sound("dead letters with long reasons").await;
+    browser.click_through("[data-selection] [data-requeue]").await;
+    browser.wait_text("h1", "Requeue 2 dead letters").await;
+    browser.click_through("form[action$='/dead-letters/work'] button").await;
+    browser.wait_text("main", "2 of 2").await;
+    stage.service.wait_calls(4).await;
+    browser.press("gd").await;
+    browser.wait_text("h1", "Dead letters").await;
+    stage.refuse("o-3").await;
+    browser.press("gd").await;
+    browser.wait_text("[data-row] th", "422 Unprocessable Entity").await;
+    stage.refuse("o-4").await;
+    browser.wait_text("[data-changed]", "There are 2 dead letters now").await;
+}
+
 mod long {
     use super::*;
 

@@ -15,21 +15,12 @@ pub(crate) fn escape(text: &str) -> String {
     utf8_percent_encode(text, ESCAPED).to_string()
 }
 
-/// The longest part of a fingerprint that each reason of its group has: between `<n>` and `<id>`.
+/// The longest part of a fingerprint that each reason of its group has: between `<n>` and `<id>`, on one
+/// line, since a field of a form would change what separates two.
 pub(crate) fn literal(fingerprint: &str) -> &str {
-    let mut longest = "";
-    let mut rest = fingerprint;
-    loop {
-        let found = ["<n>", "<id>"].iter().filter_map(|it| Some((rest.find(it)?, it.len()))).min();
-        let (end, skip) = found.unwrap_or((rest.len(), 0));
-        if end > longest.len() {
-            longest = &rest[..end];
-        }
-        if skip == 0 {
-            return longest;
-        }
-        rest = &rest[end + skip..];
-    }
+    let lines = fingerprint.split(['\n', '\r']);
+    let parts = lines.flat_map(|it| it.split("<id>")).flat_map(|it| it.split("<n>"));
+    parts.fold("", |longest, it| if it.len() > longest.len() { it } else { longest })
 }
 
 /// A fingerprint as people read it.
@@ -72,10 +63,10 @@ impl Verb {
     pub(crate) fn done(self, kind: Kind) -> &'static str {
         match (self, kind) {
             (Self::Requeue, Kind::Relay) => "requeued: the relay publishes what it can",
-            (Self::Requeue, Kind::Inbox) => "requeued: a worker tries to handle it",
-            (Self::Discard, Kind::Relay) => "discarded: it is never published",
-            (Self::Discard, Kind::Inbox) => "discarded: it is never handled",
-            (Self::Reject, _) => "rejected: it is answered and never handled",
+            (Self::Requeue, Kind::Inbox) => "requeued: a worker tries again",
+            (Self::Discard, Kind::Relay) => "discarded: never published",
+            (Self::Discard, Kind::Inbox) => "discarded: never handled",
+            (Self::Reject, _) => "rejected: answered, and never handled",
         }
     }
 
@@ -203,6 +194,7 @@ mod tests {
         check("<n> Unprocessable Entity: down", " Unprocessable Entity: down");
         check("waits for <id>, an earlier event", ", an earlier event");
         check("no number", "no number");
+        check("violates a check\nDETAIL: <n>", "violates a check");
         check("<n>", "");
     }
 
