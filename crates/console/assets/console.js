@@ -34,21 +34,22 @@
       const value = path[it.dataset.livePath];
       if (value !== undefined) it.setAttribute("d", value);
     }
+    // Rows are never moved under a pointer: a line says that there is something new.
+    const list = one("[data-changed]");
+    if (list && text.letters !== undefined) list.hidden = text.letters === list.dataset.changed;
     if (current !== undefined && current !== shape) {
       shape = current;
       refresh();
     }
   }
 
-  // Rows are never moved under a pointer or a focus: a line says that there is something new.
+  // Nothing is moved under a pointer or a focus.
   function isInUse(part) {
     return part.matches(":hover") && one("a, button, input", part) || part.contains(document.activeElement);
   }
 
   let waiting = false;
   function refresh() {
-    const list = one("[data-changed]");
-    if (list) { list.hidden = false; return; }
     if (!one("[data-part]")) return;
     if (all("[data-part]").some(isInUse)) {
       if (!waiting) {

@@ -26,10 +26,11 @@ pub const GROUPED_MAX: u64 = 10_000;
 const GROUPS_MAX: u32 = 20;
 
 /// One text for all values of the column `reason` that differ only in ids and numbers. Few have an id,
-/// and to look for one takes longest.
-const FINGERPRINT: &str = "regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+/// and to look for one takes longest. The status of an HTTP answer, which comes first, stays.
+const FINGERPRINT: &str = "coalesce(substring(reason FROM '^[45][0-9]{2} '), '') ||
+    regexp_replace(regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
     regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
-    ELSE reason END, '[0-9]+', '<n>', 'g')";
+    ELSE reason END, '^[45][0-9]{2} ', ''), '[0-9]+', '<n>', 'g')";
 
 /// The statement that groups dead letters of either queue by what their reasons have in common: `these`
 /// are their tables and which of them, `aggregate` tells whose they are.

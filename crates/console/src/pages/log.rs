@@ -5,14 +5,14 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use jiff::Timestamp;
 
 use crate::app::App;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::ShardStatus;
-use crate::state::figures::{age, bytes, clock, count, counted, span};
+use crate::state::figures::{bytes, count, span};
+use crate::state::needs::of_servers;
 use crate::state::operator_answers::{SlotEntry, Slots};
 use crate::state::picture::Picture;
 use crate::visitor::Visitor;
@@ -43,23 +43,23 @@ pub(crate) async fn log(
     let (told, problems) = app.ask_each::<Slots>(&visitor, of, |_| "slots".into()).await;
     app.watch.freshen().await;
     let frame = Frame::new(&app, &visitor, Place::Log, "Log and slot");
-    let readers = app.watch.see(|picture| readers(picture, frame.now));
+    let readers = app.watch.see(readers);
     let slots = told.into_iter().flat_map(|(_, it)| it.slots).collect();
     page(&LogPage { frame, readers, slots, problems })
 }
 
-fn readers(picture: &Picture, now: Timestamp) -> Vec<Reader> {
+fn readers(picture: &Picture) -> Vec<Reader> {
     let shards = picture.relays.iter().flat_map(|it| it.shards());
     let reader = |(address, it): (&str, &ShardStatus)| Reader {
         address: address.to_owned(),
         role: it.role.clone(),
-        facts: facts(it, now),
-        waits: it.waiting_for.clone(),
+        facts: facts(it),
+        waits: of_servers("", it).filter(|_| it.role == "active").map(|it| it.what),
     };
     shards.map(reader).collect()
 }
 
-fn facts(it: &ShardStatus, now: Timestamp) -> Vec<(&'static str, String)> {
+fn facts(it: &ShardStatus) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(slot) = &it.slot {
         facts.push(("The slot keeps", bytes(slot.retained_bytes)));
@@ -71,7 +71,7 @@ fn facts(it: &ShardStatus, now: Timestamp) -> Vec<(&'static str, String)> {
             (None, _) => "none is set: relay.wal_limit, max_slot_wal_keep_size".into(),
         };
         facts.push(("Until the limit", limit));
-        facts.extend(slot.wal_status.clone().map(|it| ("PostgreSQL says", it)));
+        facts.extend(slot.wal_status.clone().map(|it| ("wal_status", it)));
     }
     if let Some(rows) = it.unpublished {
         facts.push(("Rows that are not published", count(rows)));
@@ -81,13 +81,6 @@ fn facts(it: &ShardStatus, now: Timestamp) -> Vec<(&'static str, String)> {
         ("Published up to", &it.resolved_lsn),
         ("Confirmed up to", &it.confirmed_flush_lsn),
     ];
-    if let Some(kept) = &it.retention {
-        let last = kept.last_success_at.map_or_else(|| "not yet".into(), |at| age(at, now));
-        let deleted = counted(kept.published_deleted_total, "row", "rows");
-        facts.push(("Old rows were deleted", format!("{last}, {deleted} since its start")));
-        let until = kept.partitions_until.map(|at| clock(at, now));
-        facts.extend(until.map(|it| ("Inserts have partitions until", it)));
-    }
     facts.extend(lsns.into_iter().filter_map(|(name, it)| Some((name, it.clone()?))));
     facts
 }

@@ -46,7 +46,6 @@ pub(crate) struct ShardStatus {
     pub(crate) lag_seconds: f64,
     pub(crate) last_progress_age_seconds: Option<f64>,
     pub(crate) in_flight_events: u64,
-    pub(crate) window: Window,
     pub(crate) published_total: u64,
     pub(crate) commit_to_ack: Buckets,
     pub(crate) breaker: String,
@@ -61,13 +60,6 @@ pub(crate) struct ShardStatus {
     pub(crate) last_error: Option<String>,
     pub(crate) retention: Option<Retention>,
     pub(crate) history: Marks,
-}
-
-/// How much may be in flight.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(crate) struct Window {
-    pub(crate) events: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -90,10 +82,6 @@ pub(crate) struct Buckets {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Retention {
-    pub(crate) last_success_at: Option<Timestamp>,
-    pub(crate) published_deleted_total: u64,
-    /// Up to when inserts have a partition; `None` if for ever.
-    pub(crate) partitions_until: Option<Timestamp>,
     pub(crate) is_overdue: bool,
     pub(crate) failure: Option<String>,
 }
@@ -160,7 +148,6 @@ pub(crate) struct Letter {
     pub(crate) subject: Option<String>,
     pub(crate) stream: Option<String>,
     pub(crate) stream_seq: Option<u64>,
-    pub(crate) payload_bytes: Option<u64>,
 }
 
 impl Letter {
@@ -291,7 +278,6 @@ pub(crate) struct PlanSource {
     pub(crate) from: Option<Timestamp>,
     pub(crate) events: Option<u64>,
     pub(crate) is_exact: bool,
-    pub(crate) is_complete: bool,
     pub(crate) note: Option<String>,
 }
 
@@ -358,7 +344,6 @@ pub(crate) struct Consumer {
     pub(crate) name: String,
     pub(crate) pause: Option<Pause>,
     pub(crate) worker: Option<Worker>,
-    pub(crate) processing: u64,
     pub(crate) failed: u64,
     pub(crate) dead: u64,
     pub(crate) oldest_seconds: Option<f64>,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::answers::{Consumer, ConsumerStatus, Counts, Failing, HeldUp};
+use super::figures::{as_f64, latency};
 use super::source::{Inbox, Process};
 
 /// A consumer, from all that is known of it.
@@ -28,6 +29,12 @@ impl ConsumerView {
     pub(crate) fn waiting(&self) -> Option<u64> {
         let status = self.status.as_ref()?;
         Some(status.pending? + status.held + status.left)
+    }
+
+    /// How long an attempt takes, on average, if so many events are handled a second.
+    pub(crate) fn each(&self, rate: f64) -> Option<String> {
+        let busy = self.status.as_ref().map(|it| it.busy).filter(|it| *it > 0 && rate > 0.0)?;
+        Some(latency(as_f64(busy) / rate))
     }
 
     pub(crate) fn dead(&self) -> Option<u64> {

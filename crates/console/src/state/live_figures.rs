@@ -74,18 +74,15 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all.set("rate", known(moment.rate.map(rate)));
     all.set("p50", known(moment.latency.map(|it| latency(it.p50))));
     all.set("p99", known(moment.latency.map(|it| latency(it.p99))));
-    all.set("max", known(moment.latency.map(|it| latency(it.max))));
     let shards: Vec<_> = picture.relays.iter().flat_map(super::picture::Relay::active).collect();
-    let is_known = !shards.is_empty();
-    let sum = |of: fn(&ShardStatus) -> u64| shards.iter().map(|it| of(it)).sum::<u64>();
+    let in_flight = || count(shards.iter().map(|it| it.in_flight_events).sum());
     let behind = behind(picture);
     all.set("lag", known(behind.as_ref().map(|it| it.text.clone())));
     all.set(
         "lag-of",
         behind.filter(|it| it.seconds >= 1.0).map_or_else(String::new, |it| it.whose),
     );
-    all.set("in-flight", known(is_known.then(|| count(sum(|it| it.in_flight_events)))));
-    all.set("window", known(is_known.then(|| count(sum(|it| it.window.events)))));
+    all.set("in-flight", known((!shards.is_empty()).then(in_flight)));
     let slot = shards.iter().filter_map(|it| it.slot.as_ref()).map(|it| it.retained_bytes).max();
     all.set("slot", known(slot.map(bytes)));
     charts(&mut all, picture, now, reach);
@@ -174,6 +171,7 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
     all.set(of("waiting"), known(it.waiting().map(count)));
     all.set(of("rate"), known(now_rate.copied().map(rate)));
     all.set(of("busy"), known(status.map(|it| count(it.busy))));
+    all.set(of("each"), known(now_rate.and_then(|rate| it.each(*rate))));
     let oldest =
         it.oldest_seconds().map(|it| if it < 10.0 { latency(it) } else { span(rounded(it)) });
     all.set(of("oldest"), known(oldest));

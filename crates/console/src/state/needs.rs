@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::answers::{Failing, Group, ShardStatus};
-use super::figures::{bytes, clock, count, counted, first_line, short, span, until};
+use super::figures::{bytes, clock, count, counted, first_line, rate, rounded, short, span, until};
 use super::operator_answers::{Operation, Progress};
 use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay};
 
@@ -11,6 +11,8 @@ use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay
 const HEADROOM_SECONDS: u64 = 86_400;
 /// A consumer that has so many events before it is behind.
 const BEHIND_EVENTS: u64 = 10_000;
+/// A relay with events in flight and for so long no answer does not get on.
+const STANDSTILL_SECONDS: f64 = 5.0;
 /// What is tried again within this time needs nobody yet.
 const RETRY_SECONDS: i64 = 60;
 /// Groups of dead letters that the first screen lists of each queue.
@@ -83,15 +85,19 @@ impl Need {
 pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
     let mut needs = Vec::new();
     for relay in &picture.relays {
-        needs.extend(of_processes(&relay.key, &relay.processes, relay.unread.as_ref(), "relay"));
-        needs.extend(of_relay(relay));
+        let own = of_relay(relay);
+        // A database that is away has no answer, either.
+        let is_told = own.iter().any(|it| it.weight == Weight::Stops);
+        let unread = relay.unread.as_ref().filter(|_| !is_told);
+        needs.extend(of_processes(&relay.key, &relay.processes, unread, "relay"));
+        needs.extend(own);
         needs.extend(of_outbox_letters(relay));
     }
     for inbox in &picture.inboxes {
         needs.extend(of_processes(&inbox.key, &inbox.processes, inbox.unread.as_ref(), "inbox"));
     }
     needs.extend(picture.databases().flat_map(of_inbox_letters));
-    needs.extend(picture.consumers().iter().filter_map(|it| of_consumer(it, now)));
+    needs.extend(picture.consumers().iter().filter_map(|it| of_consumer(it, picture, now)));
     needs.extend(of_replays(picture));
     needs.sort_by_key(|it| it.weight);
     needs
@@ -118,7 +124,9 @@ fn of_processes<S>(
     if let Some(why) = unread.filter(|_| needs.is_empty()) {
         let weight = if processes.is_empty() { Weight::Stops } else { Weight::Waits };
         let subject = if processes.is_empty() { key } else { kind };
-        needs.push(Need::new(weight, subject, &why.error).fact(why.hint.clone()));
+        let what = if processes.is_empty() { "" } else { "what its database has is not known: " };
+        let what = format!("{what}{}", why.error);
+        needs.push(Need::new(weight, subject, what).fact(why.hint.clone()));
     }
     needs
 }
@@ -166,7 +174,7 @@ fn shard_name(relay: &Relay, shard: &ShardStatus) -> String {
     }
 }
 
-fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
+pub(crate) fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
     let error = shard.last_error.clone();
     if !shard.postgres_connected {
         let need = Need::new(Weight::Stops, name, "PostgreSQL is away: nothing is published");
@@ -179,8 +187,14 @@ fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
         let wait = rows.map(|it| counted(it, "event waits", "events wait"));
         return Some(need.fact(wait).fact(error).fact(again));
     }
-    let waits = shard.waiting_for.as_ref()?;
-    Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error))
+    if let Some(waits) = &shard.waiting_for {
+        return Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error));
+    }
+    let in_flight = Some(shard.in_flight_events).filter(|it| *it > 0)?;
+    let age = shard.last_progress_age_seconds.filter(|it| *it > STANDSTILL_SECONDS)?;
+    let what = format!("NATS acknowledged no event for {}", span(rounded(age)));
+    let wait = counted(in_flight, "event is in flight", "events are in flight");
+    Some(Need::new(Weight::Stops, name, what).fact(Some(wait)).fact(error))
 }
 
 fn of_slot(name: &str, shard: &ShardStatus) -> Option<Need> {
@@ -239,7 +253,13 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
     let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
     let operations = &inbox.books.operations;
-    groups.map(|it| decidable(of_group(it, Weight::Look), &inbox.key, it, operations)).collect()
+    let dead = inbox.books.consumers.iter().filter(|it| it.dead > 0).map(|it| &it.name);
+    let whose = match &*dead.collect::<Vec<_>>() {
+        [only] => Some((*only).clone()),
+        _ => None,
+    };
+    let need = |it: &Group| of_group(it, Weight::Look).fact(whose.clone());
+    groups.map(|it| decidable(need(it), &inbox.key, it, operations)).collect()
 }
 
 /// With what is decided about the group, unless that is under way.
@@ -271,13 +291,12 @@ pub(crate) fn filter(source: &str, group: &Group) -> String {
     format!("source={}&reason={}", super::plan::escape(source), super::plan::escape(reason))
 }
 
-fn of_consumer(it: &ConsumerView, now: Timestamp) -> Option<Need> {
+fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<Need> {
     let path = consumer_path(it);
     let worker = it.record.as_ref().and_then(|it| it.worker.as_ref());
     let waiting = it.waiting().filter(|it| *it > 0).map(|it| format!("{} wait", count(it)));
     let need = |what: String| Need::new(Weight::Waits, &*it.name, what).at(&*path);
-    let oldest =
-        it.oldest_seconds().map(|it| format!("oldest {}", span(super::figures::rounded(it))));
+    let oldest = it.oldest_seconds().map(|it| format!("oldest {}", span(rounded(it))));
     if let Some(pause) = it.record.as_ref().and_then(|it| it.pause.as_ref()) {
         let why = pause.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
         let need = need(format!("paused by {}{why}", pause.by)).since(pause.at).fact(waiting);
@@ -301,10 +320,21 @@ fn of_consumer(it: &ConsumerView, now: Timestamp) -> Option<Need> {
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
         "working" => of_failing(it, now).or_else(|| {
             let is_behind = it.waiting().is_some_and(|it| it >= BEHIND_EVENTS);
-            is_behind.then(|| need("behind".into()).fact(waiting).fact(oldest))
+            is_behind.then(|| need(why_behind(it, picture)).fact(waiting).fact(oldest))
         }),
         _ => None,
     }
+}
+
+/// Whether it gets on, and how long its attempts take.
+fn why_behind(it: &ConsumerView, picture: &Picture) -> String {
+    let of = picture.moment.consumers.get(&(it.source.clone(), it.name.clone()));
+    let Some((handles, come)) = of.copied().zip(picture.moment.rate) else {
+        return "behind".into();
+    };
+    let how = if handles > come { "behind, and catches up" } else { "falls further behind" };
+    let each = it.each(handles).map(|it| format!(", an attempt takes {it}")).unwrap_or_default();
+    format!("{how}: handles {} a second, {} come{each}", rate(handles), rate(come))
 }
 
 /// The event that fails for longest, if that does not pass by itself: it was tried again in vain, or is
@@ -357,138 +387,4 @@ fn of_replays(picture: &Picture) -> Vec<Need> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::picture::tests::{at, failure, picture, round, with_relay};
-    use super::super::picture::{InboxBooks, RelayBooks, Round};
-    use super::*;
-
-    fn of(round: Round) -> Vec<Need> {
-        needs(&picture([round]), at(100))
-    }
-
-    fn group(count: u64, fingerprint: &str) -> Group {
-        Group { fingerprint: fingerprint.into(), count, aggregates: count, ..Group::default() }
-    }
-
-    #[test]
-    fn nothing_needs_anybody_while_all_is_well() {
-        assert_eq!(of(round()), []);
-    }
-
-    #[test]
-    fn a_broker_that_is_away_is_why_nothing_is_published() {
-        let away = with_relay(|it, ready| {
-            (it.nats_connected, it.last_error) = (false, Some("connection refused".into()));
-            *ready = super::super::answers::Readiness {
-                reason: Some("9 rows are not published".into()),
-                ..Default::default()
-            };
-        });
-        let found = of(away);
-        assert_eq!(found.len(), 1, "one cause is told once: {found:#?}");
-        assert_eq!(found[0].what, "NATS is away: nothing is published");
-        assert_eq!(found[0].facts, ["connection refused"]);
-    }
-
-    #[test]
-    fn what_stops_comes_before_what_waits() {
-        let mut trouble = with_relay(|it, _| {
-            let slot = r#"{"wal_status": "reserved", "retained_bytes": 12025908429,
-                "wal_headroom_bytes": 9449000000, "wal_headroom_seconds": 20400}"#;
-            it.slot = serde_json::from_str(slot).expect("readable");
-        });
-        let groups =
-            vec![group(2, "payload exceeds <n> bytes"), group(4, "waits for <id>, an earlier")];
-        let mut books = RelayBooks::default();
-        (books.letters.total, books.letters.groups) = (6, groups);
-        trouble.relays[0].books = Some(Ok(books));
-        let found = of(trouble);
-        let subjects: Vec<_> = found.iter().map(|it| &*it.subject).collect();
-        assert_eq!(subjects, ["relay", "2 dead letters"]);
-        assert_eq!(found[0].what, "the slot keeps 11 GiB of 20 GiB of log");
-        assert_eq!(found[0].facts, ["full in 5 h 40 min at this rate"]);
-        assert_eq!(found[1].facts, ["2 aggregates", "4 events wait behind them"]);
-        let act = found[1].act.as_ref().expect("it can be requeued");
-        assert!(act.path.ends_with("source=relay&reason=payload%20exceeds%20"), "{}", act.path);
-    }
-
-    #[test]
-    fn an_open_breaker_says_why_and_until_when() {
-        let mut open = round();
-        if let Ok((status, _)) = &mut open.inboxes[0].processes[0].1 {
-            let it = status.consumers.get_mut("mailer").expect("it is there");
-            it.handler.breaker = "open".into();
-            it.handler.next_probe_at = Some(at(160));
-            it.paused = Some("the handler is away: 503".into());
-        }
-        let found = of(open);
-        assert_eq!(found[0].what, "breaker open: the handler is away: 503");
-        assert_eq!(found[0].facts[..2], ["42 wait", "oldest 2 s"]);
-        assert!(found[0].facts[2].starts_with("next try "), "{:?}", found[0].facts);
-        let act = found[0].act.as_ref().expect("it can be closed");
-        assert_eq!((&*act.path, act.is_change), ("/consumers/inbox/mailer/close-breaker", true));
-    }
-
-    #[test]
-    fn a_consumer_that_works_and_has_much_before_it_is_behind() {
-        let mut behind = round();
-        if let Ok((status, _)) = &mut behind.inboxes[0].processes[0].1 {
-            status.consumers.get_mut("mailer").expect("it is there").pending = Some(12_245);
-        }
-        assert_eq!(of(behind)[0].what, "behind");
-    }
-
-    /// One that is tried again in a moment needs nobody.
-    #[test]
-    fn an_event_that_keeps_failing_is_named_with_what_waits_for_it() {
-        let failing = |attempts: u64, next: i64| {
-            let mut round = round();
-            if let Some(Ok(books)) = &mut round.inboxes[0].books {
-                let it = |id: &str| Failing {
-                    event_id: id.into(),
-                    attempts,
-                    last_error: "\n500: no stock\n  at Shop".into(),
-                    next_attempt_at: Some(at(next)),
-                };
-                books.consumers[0].failing = vec![it("e1"), it("e2")];
-            }
-            if let Ok((status, _)) = &mut round.inboxes[0].processes[0].1 {
-                let held_up = r#"[{"event_id": "e1", "aggregate": "order:o-1", "waiting": 3}]"#;
-                let it = status.consumers.get_mut("mailer").expect("it is there");
-                it.held_up = serde_json::from_str(held_up).expect("readable");
-            }
-            of(round)
-        };
-        assert_eq!(failing(1, 110), []);
-        for found in [failing(1, 8_000), failing(2, 142)] {
-            assert_eq!(found[0].what, "order:o-1 waits for an event that fails: 500: no stock");
-        }
-        let found = failing(2, 142);
-        assert_eq!((found[0].weight, &*found[0].path), (Weight::Waits, "/consumers/inbox/mailer"));
-        let facts = ["3 events wait behind", "attempt 2", "next in 42 s", "1 event more"];
-        assert_eq!(found[0].facts, facts);
-        let act = found[0].act.as_ref().expect("it can be tried");
-        assert_eq!(act.path, "/consumers/inbox/mailer/try-now?event=e1");
-    }
-
-    #[test]
-    fn who_paused_a_consumer_is_named() {
-        let mut paused = round();
-        let mut books = InboxBooks::default();
-        let consumer = r#"{"name": "mailer", "pause": {"by": "ada", "why": "repair"}}"#;
-        books.consumers = vec![serde_json::from_str(consumer).expect("readable")];
-        paused.inboxes[0].books = Some(Ok(books));
-        assert_eq!(of(paused)[0].what, "paused by ada: repair");
-    }
-
-    #[test]
-    fn one_process_of_several_may_be_away() {
-        let mut away = round();
-        let second = ("10.0.0.3:9464".to_owned(), Err(failure("connection refused")));
-        away.relays[0].processes.push(second);
-        let found = of(away.clone());
-        assert_eq!((found[0].weight, &*found[0].what), (Weight::Look, "connection refused"));
-        away.relays[0].processes.drain(..1);
-        assert_eq!(of(away)[0].weight, Weight::Stops);
-    }
-}
+mod tests;

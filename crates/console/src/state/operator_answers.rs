@@ -35,7 +35,6 @@ pub(crate) struct Doctor {
 #[serde(default)]
 pub(crate) struct Check {
     pub(crate) id: String,
-    pub(crate) category: String,
     pub(crate) subject: Option<String>,
     pub(crate) severity: String,
     pub(crate) title: String,

@@ -37,7 +37,6 @@ pub(crate) struct Durations {
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
     pub(crate) p99: f64,
-    pub(crate) max: f64,
 }
 
 impl Durations {
@@ -74,7 +73,7 @@ impl Durations {
             });
             found.map(|(bucket, _)| (f64::from(**bucket) / 8.0).exp2())
         };
-        Some(Percentiles { p50: at(500)?, p99: at(990)?, max: at(1000)? })
+        Some(Percentiles { p50: at(500)?, p99: at(990)? })
     }
 }
 
@@ -104,7 +103,7 @@ mod tests {
         };
         assert_eq!(see(0, &[(-80, 1000)]), None);
         let found = see(1, &[(-80, 1098), (0, 2)]).expect("some came");
-        assert_eq!((found.p50, found.p99, found.max), (0.000_976_562_5, 1.0, 1.0));
+        assert_eq!((found.p50, found.p99), (0.000_976_562_5, 1.0));
         assert_eq!(see(30, &[(-80, 1098), (0, 2)]), None, "nothing came for long");
     }
 }

@@ -61,9 +61,10 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7);
 -- group letters
 WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
          sum(late)::bigint AS last_hour, min(first) AS first, max(last) AS last
-     FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+     FROM (SELECT coalesce(substring(reason FROM '^[45][0-9]{2} '), '') ||
+regexp_replace(regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
 regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
-ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+ELSE reason END, '^[45][0-9]{2} ', ''), '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
                count(*) FILTER (WHERE dead_at > now() - interval '1 hour') AS late,
                min(dead_at) AS first, max(dead_at) AS last
            FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
@@ -83,9 +84,10 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') 
 -- group many letters
 WITH it AS (SELECT fingerprint, sum(letters)::bigint AS count, count(*) AS aggregates,
          sum(late)::bigint AS last_hour, min(first) AS first, max(last) AS last
-     FROM (SELECT regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
+     FROM (SELECT coalesce(substring(reason FROM '^[45][0-9]{2} '), '') ||
+regexp_replace(regexp_replace(CASE WHEN reason ~ '-[0-9a-f]{4}-' THEN
 regexp_replace(reason, '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '<id>', 'g')
-ELSE reason END, '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
+ELSE reason END, '^[45][0-9]{2} ', ''), '[0-9]+', '<n>', 'g') AS fingerprint, aggregate, count(*) AS letters,
                count(*) FILTER (WHERE dead_at > now() - interval '1 hour') AS late,
                min(dead_at) AS first, max(dead_at) AS last
            FROM (SELECT reason, dead_at, (coalesce(d.headers->'Aggregate-Type'->>0 || ':'
