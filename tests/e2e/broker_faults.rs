@@ -11,7 +11,7 @@ const LONGER_THAN_THE_WINDOW: Duration = Duration::from_millis(1_500);
 /// Keeps several messages on their way.
 const SLOW: Duration = Duration::from_millis(10);
 
-const VERY_SLOW: Duration = Duration::from_millis(100);
+const VERY_SLOW: Duration = Duration::from_millis(400);
 
 async fn env() -> TestEnv {
     let mut env = TestEnv::proxied().await;
@@ -79,9 +79,10 @@ async fn acks_that_never_come_lead_to_no_second_message() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_network_to_the_broker_does_not_slow_each_event() {
     let mut env = env().await;
+    env.set("TAILPOST_RELAY__ACK_TIMEOUT", "30s");
     let relay = env.relay();
     relay.wait_active().await;
-    // One after the other they would take longer than the test waits.
+    // With few on the way at a time they would take longer than the test waits.
     env.to_nats().set_delay(VERY_SLOW);
     let ids = env.insert(2_000).await;
     env.wait_stored(2_000).await;

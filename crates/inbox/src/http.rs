@@ -231,7 +231,8 @@ impl HttpHandler {
     }
 
     /// Changes when the service may let it in that did not: another file of credentials, or of
-    /// certificates to trust. Their times are looked at every second, while anybody listens.
+    /// certificates to trust. Their times are looked at every second, while anybody listens, in a task
+    /// of its own: it is called in a Tokio runtime.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.keyring.changes()

@@ -164,7 +164,8 @@ impl Consumers {
         Self { connection, outbox: outbox.clone(), schema: outbox.quoted_schema() }
     }
 
-    /// Names the database and the schema: the same for whoever looks at this inbox.
+    /// Names the database and the schema: the same for whoever looks at this inbox, until its server
+    /// is started again.
     ///
     /// # Errors
     ///

@@ -66,6 +66,11 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     browser.click_through("form[action$='/dead-letters/work'] button").await;
     browser.wait_text("main", "2 of 2").await;
     stage.service.wait_calls(4).await;
+    stage.refuse("o-3").await;
+    browser.press("gd").await;
+    browser.wait_text("[data-row] th", "422 Unprocessable Entity").await;
+    stage.refuse("o-4").await;
+    browser.wait_text("[data-changed]:not([hidden])", "There are 2 dead letters now").await;
 }
 
 mod long {

@@ -103,6 +103,20 @@ async fn a_paused_consumer_begins_nothing_also_after_a_restart_until_it_is_resum
     assert!(second.wait_exit(DEADLINE).await.success());
 }
 
+/// What was made of a backup of the other server has its system identifier.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_database_of_a_copied_server_has_another_name() {
+    let (one, copy) = (Scene::new().await, Scene::new().await);
+    let identity = "SELECT system_identifier::text FROM pg_control_system()";
+    let identities = [&one, &copy].map(|it| it.env.query::<String>(identity));
+    let [of_one, of_copy] = identities;
+    assert_eq!(of_one.await, of_copy.await, "the servers of tests are copies");
+    let _inboxes = [one.inbox().await, copy.inbox().await];
+    let database = async |it: &Scene| it.ask("GET", "").await.1["database"].clone();
+    let (first, again, other) = (database(&one).await, database(&one).await, database(&copy).await);
+    assert!(first.is_string() && first == again && first != other, "{first} {again} {other}");
+}
+
 /// The next attempt would be minutes away.
 // proves: G-CONTROL-1
 #[tokio::test(flavor = "multi_thread")]

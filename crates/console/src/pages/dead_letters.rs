@@ -16,7 +16,7 @@ use crate::frame::{Frame, Place, done, page_with};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Group, Letter, Letters};
-use crate::state::figures::{counted, short};
+use crate::state::figures::{count, counted, short};
 use crate::state::needs::filter;
 use crate::state::operator_answers::Operation;
 use crate::state::plan::{self, LetterPlan, Verb, escape};
@@ -306,6 +306,12 @@ pub(crate) fn queue_of(kind: Kind) -> &'static str {
 }
 
 impl DeadLetters {
+    /// How many letters there were, as the figure says it, which may be older than the list.
+    fn known(&self) -> String {
+        let is_whole = self.filter == Filter::default();
+        if is_whole { count(self.total) } else { self.frame.shown.text("letters").to_owned() }
+    }
+
     fn add(&mut self, source: &Source<'_>, letters: Letters) {
         let key = source.key().to_owned();
         self.total += letters.total;

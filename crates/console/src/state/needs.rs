@@ -253,11 +253,9 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
     let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
     let operations = &inbox.books.operations;
-    let dead = inbox.books.consumers.iter().filter(|it| it.dead > 0).map(|it| &it.name);
-    let whose = match &*dead.collect::<Vec<_>>() {
-        [only] => Some((*only).clone()),
-        _ => None,
-    };
+    let mut dead = inbox.books.consumers.iter().filter(|it| it.dead > 0).map(|it| &it.name);
+    let first = dead.next().cloned();
+    let whose = first.filter(|_| dead.next().is_none());
     let need = |it: &Group| of_group(it, Weight::Look).fact(whose.clone());
     groups.map(|it| decidable(need(it), &inbox.key, it, operations)).collect()
 }
@@ -326,15 +324,13 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
     }
 }
 
-/// Whether it gets on, and how long its attempts take.
+/// How fast it gets on, and how long its attempts take. How many events come for it nobody says: it
+/// may take some of the subjects only.
 fn why_behind(it: &ConsumerView, picture: &Picture) -> String {
     let of = picture.moment.consumers.get(&(it.source.clone(), it.name.clone()));
-    let Some((handles, come)) = of.copied().zip(picture.moment.rate) else {
-        return "behind".into();
-    };
-    let how = if handles > come { "behind, and catches up" } else { "falls further behind" };
+    let Some(handles) = of.copied() else { return "behind".into() };
     let each = it.each(handles).map(|it| format!(", an attempt takes {it}")).unwrap_or_default();
-    format!("{how}: handles {} a second, {} come{each}", rate(handles), rate(come))
+    format!("behind: handles {} a second{each}", rate(handles))
 }
 
 /// The event that fails for longest, if that does not pass by itself: it was tried again in vain, or is

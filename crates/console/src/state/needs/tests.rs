@@ -93,11 +93,10 @@ fn a_consumer_that_works_and_has_much_before_it_is_behind() {
     }
     assert_eq!(of(behind.clone())[0].what, "behind");
     let mut later = behind.clone();
-    later.relays = with_relay(|it, _| it.published_total = 1200).relays;
     if let Ok((status, _)) = &mut later.inboxes[0].processes[0].1 {
         status.consumers.get_mut("mailer").expect("it is there").counts.processed = 950;
     }
-    let why = "falls further behind: handles 50 a second, 200 come, an attempt takes 20 ms";
+    let why = "behind: handles 50 a second, an attempt takes 20 ms";
     assert_eq!(needs(&picture([behind, later]), at(100))[0].what, why);
 }
 

@@ -2,10 +2,11 @@
 
 use inbox::access::as_json;
 
-/// Names the schema `$1`, whichever way a process reached it.
+/// Names the schema `$1`, whichever way a process reached it. A copy of the whole server has the same
+/// system identifier, but was not started at the same time.
 pub(crate) const NAME_DATABASE: &str =
-    "SELECT concat_ws('/', system_identifier, current_database(),
-    $1::text) FROM pg_control_system()";
+    "SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(),
+    $1::text)";
 
 /// Of the consumer `$1` and the events `$2`: letters first, and behind them the records, of which one
 /// that is processed comes last.

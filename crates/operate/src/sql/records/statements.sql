@@ -311,8 +311,8 @@ FROM (
 WHERE place <= $1 ORDER BY consumer, place) SELECT to_json(it) FROM it;
 
 -- name the database
-SELECT concat_ws('/', system_identifier, current_database(),
-$1::text) FROM pg_control_system();
+SELECT concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), current_database(),
+$1::text);
 
 -- look up events
 SELECT message_id, 'DEAD' AS status, attempts, cause || ': ' || reason AS error, 0 AS rank

@@ -59,7 +59,7 @@ struct Consumer {
 
 #[derive(Serialize, JsonSchema)]
 struct Consumers {
-    /// Names the database and the schema that they are in.
+    /// Names the database and the schema that they are in, until the server is started again.
     database: String,
     consumers: Vec<Consumer>,
 }
@@ -131,8 +131,10 @@ impl ConsumerState {
         Ok(consumers::Consumers::new(self.lent().await?, &self.table))
     }
 
-    async fn consumers(&self) -> Result<BTreeMap<String, Consumer>, ApiError> {
-        let tables = self.open().await?;
+    async fn consumers(
+        &self,
+        tables: &consumers::Consumers,
+    ) -> Result<BTreeMap<String, Consumer>, ApiError> {
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
         let wanted = tables.controls().await?;
         let mut all: BTreeMap<String, Consumer> = BTreeMap::new();
@@ -161,9 +163,9 @@ impl ConsumerState {
     }
 
     async fn shown(&self, name: &str) -> Result<Response, ApiError> {
-        let consumer = self.consumers().await?.remove(name);
-        let consumer = consumer.ok_or_else(|| unknown(name))?;
         let tables = self.open().await?;
+        let consumer = self.consumers(&tables).await?.remove(name);
+        let consumer = consumer.ok_or_else(|| unknown(name))?;
         let history = tables.history(name, HISTORY).await?;
         let failed_answers = tables.failed_answers(name).await?;
         json(&Shown { consumer, history, failed_answers })
@@ -177,10 +179,11 @@ impl ConsumerState {
         change: Change,
     ) -> Result<Response, ApiError> {
         let actor = Actor { name: caller.name(change.by), via: "http".into(), why: change.why };
-        if !self.consumers().await?.contains_key(name) {
+        let tables = self.open().await?;
+        if !self.consumers(&tables).await?.contains_key(name) {
             return Err(unknown(name));
         }
-        if self.open().await?.want(action, name, &actor).await? {
+        if tables.want(action, name, &actor).await? {
             info!(consumer = name, ?action, by = actor.name, "controlled over HTTP");
         }
         self.shown(name).await
@@ -194,8 +197,9 @@ pub(super) fn unknown(name: &str) -> ApiError {
 }
 
 async fn list_all(State(state): State<ConsumerState>) -> Result<Response, ApiError> {
-    let consumers = state.consumers().await?.into_values().collect();
-    json(&Consumers { database: state.open().await?.database().await?, consumers })
+    let tables = state.open().await?;
+    let consumers = state.consumers(&tables).await?.into_values().collect();
+    json(&Consumers { database: tables.database().await?, consumers })
 }
 
 async fn show(
