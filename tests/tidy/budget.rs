@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 6358),
     ("inbox", 10955),
     ("lab", 6506),
-    ("operate", 13485),
+    ("operate", 13550),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18065),
     ("servers", 2324),
-    ("tailpost", 12573),
+    ("tailpost", 12591),
 ];
 
 /// Settings of the configuration file.

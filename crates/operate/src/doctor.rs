@@ -21,6 +21,7 @@ mod server_rules;
 mod stream_rules;
 #[cfg(test)]
 mod tests;
+mod triggers;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -34,6 +34,12 @@ const FAULTS: &[Fault] = &[
         &["GRANT INSERT ON public.inbox_messages TO \"courier\""],
     ),
     Fault::new(
+        "inbox-triggers",
+        "error",
+        &[Sql(&["CREATE RULE no AS ON INSERT TO inbox_attempts DO INSTEAD NOTHING"])],
+        &["DROP RULE no ON public.inbox_attempts"],
+    ),
+    Fault::new(
         "inbox-consumer",
         "error",
         &[Do(|clinic| Box::pin(delete(clinic)))],

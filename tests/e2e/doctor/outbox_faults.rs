@@ -70,6 +70,15 @@ const TABLES: &[Fault] = &[
         &["ALTER TABLE \"public\".\"outbox_events\" DISABLE TRIGGER noted"],
     ),
     Fault::new(
+        "outbox-companions",
+        "warning",
+        &[Sql(&[
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+            "CREATE TRIGGER no BEFORE UPDATE ON tailpost_state FOR EACH ROW EXECUTE FUNCTION no()",
+        ])],
+        &["ALTER TABLE public.tailpost_state DISABLE TRIGGER no"],
+    ),
+    Fault::new(
         "outbox-columns",
         "error",
         &[Sql(&["ALTER TABLE outbox_events ALTER COLUMN seq TYPE int"])],

@@ -62,6 +62,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     fault!(outbox_locked, relay("has locked it", "has locked it", "", "TailpostFiguresOld")),
     fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
+    fault!(claims_in_vain, inbox("claims have been in vain", "", "", "TailpostConsumerStalled")),
 ];
 
 async fn broker_away(scene: &mut Scene, phase: Phase) {
@@ -185,5 +186,20 @@ async fn inbox_tables_locked(scene: &mut Scene, phase: Phase) {
             scene.env.insert(5).await;
         }
         Phase::Mend => scene.holder = None,
+    }
+}
+
+/// By a trigger that answers neither with a row nor with an error.
+async fn claims_in_vain(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let statements = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql
+                    AS 'BEGIN RETURN NULL; END';
+                CREATE TRIGGER no BEFORE INSERT ON inbox_messages
+                    FOR EACH ROW EXECUTE FUNCTION no()";
+            scene.env.execute(statements).await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.env.execute("DROP FUNCTION no CASCADE").await,
     }
 }

@@ -1,5 +1,6 @@
 //! What is known of the inbox when the rules judge.
 
+use super::triggers::BeforeRows;
 use async_nats::jetstream::consumer;
 use inbox::access::Config;
 
@@ -14,6 +15,8 @@ pub(super) struct TableFacts {
     /// What the role lacks: table, and the privileges.
     pub(super) lacks: Vec<(String, Vec<String>)>,
     pub(super) role: String,
+    /// What runs before their rows are written.
+    pub(super) before_rows: Vec<BeforeRows>,
     /// Who has which role.
     pub(super) roles: Known<Vec<HeldPart>>,
 }

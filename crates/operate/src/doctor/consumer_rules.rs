@@ -8,6 +8,7 @@ use outbox::wire::subjects_overlap;
 use super::consumer_facts::ConsumerSeen as Seen;
 use super::outbox_rules::judge_privileges;
 use super::read_broker::api;
+use super::triggers::judge_before_rows;
 use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
 use crate::consumers;
 
@@ -15,6 +16,7 @@ use crate::consumers;
 pub(super) const TABLES: &[Rule<Seen>] = &[
     rule("inbox-tables", "the tables exist", tables),
     rule("inbox-privileges", "the role may read and write them", privileges),
+    rule("inbox-triggers", "nothing keeps rows out of them", triggers),
 ];
 
 /// Those about each consumer.
@@ -54,6 +56,10 @@ fn tables(seen: &Seen) -> Judged {
 fn privileges(seen: &Seen) -> Judged {
     let tables = seen.tables()?;
     judge_privileges(&quote(&tables.role), &tables.lacks)
+}
+
+fn triggers(seen: &Seen) -> Judged {
+    judge_before_rows(&seen.tables()?.before_rows)
 }
 
 fn stream(seen: &Seen) -> Judged {

@@ -1,5 +1,6 @@
 //! What is known of the servers when the rules judge. No I/O here.
 
+use super::triggers::BeforeRows;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,6 +207,9 @@ pub(crate) struct OutboxTable {
     pub(crate) unvacuumed: Vec<String>,
     /// What the role lacks: table, and the privileges.
     pub(crate) lacks: Vec<(String, Vec<String>)>,
+    /// What runs before rows of the companions are written.
+    #[serde(skip)]
+    pub(crate) before_rows: Vec<BeforeRows>,
     /// What the migrations made, and is not there.
     #[serde(skip)]
     pub(crate) lost: Vec<Lack>,

@@ -8,6 +8,7 @@ use relay::Mode;
 use relay::access::columns::Misfit;
 
 use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
+use super::triggers::judge_before_rows;
 
 /// Retention runs every `retention.interval`; so many may be missed.
 const PASSES_MISSED: f64 = 3.0;
@@ -28,6 +29,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("outbox-policies", "no policy hides rows from the role", policies).before_setup(),
     rule("outbox-indexes", "rows are found without reading the whole table", indexes),
     rule("outbox-triggers", "marks fire no trigger", triggers).before_setup(),
+    rule("outbox-companions", "nothing keeps rows out of its companions", companions),
     rule("outbox-vacuum", "autovacuum looks after it", vacuum).before_setup(),
     rule("outbox-partitions", "there are partitions for the days to come", partitions),
     rule("outbox-shards", "no slot of another number of shards is left", shards),
@@ -257,6 +259,10 @@ fn triggers(seen: &Seen) -> Judged {
     let quoted = seen.config.table.quoted();
     let disable = |it: &String| Remedy::sql(format!("ALTER TABLE {quoted} DISABLE TRIGGER {it}"));
     warning(format!("each marked row fires {}", found.join(", ")), found.iter().map(disable))
+}
+
+fn companions(seen: &Seen) -> Judged {
+    judge_before_rows(&seen.table()?.before_rows)
 }
 
 fn vacuum(seen: &Seen) -> Judged {

@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 
 use super::consumer_facts::{ConsumerSeen, TableFacts};
 use super::facts::{Known, Permissions};
+use super::triggers::{BEFORE_ROWS, before_rows};
 use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
 use crate::consumers::Consumers;
@@ -115,10 +116,12 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
                LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
                ORDER BY place";
     let rows = client.query(sql, &[&schema, &TABLES, &COLUMNS]).await.map_err(Error::sql(doing))?;
+    let found = client.query(BEFORE_ROWS, &[&schema, &TABLES]).await.map_err(Error::sql(doing))?;
     let mut facts = TableFacts {
         missing: Vec::new(),
         lacks: Vec::new(),
         role: String::new(),
+        before_rows: before_rows(&found),
         roles: Ok(Vec::new()),
     };
     for row in &rows {

@@ -8,6 +8,7 @@ use tokio_postgres::types::ToSql;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
 use super::read_server::skip;
+use super::triggers::{BEFORE_ROWS, before_rows};
 use crate::maintain::{end, is_short};
 use crate::sql::Store;
 
@@ -64,6 +65,9 @@ pub(super) async fn table(connection: &Connection, config: &Config) -> Known<Out
     let mut facts = read.map_err(|error| skip(&error))?;
     facts.lost = schema::lacking(connection, &config.table).await.map_err(|error| skip(&error))?;
     facts.migrations = migrations(connection, &config.table).await.ok();
+    let parameters: [&(dyn ToSql + Sync); 2] = [&config.table.schema(), &COMPANIONS.as_slice()];
+    let rows = connection.query("look for triggers", BEFORE_ROWS, &parameters).await;
+    facts.before_rows = before_rows(&rows.map_err(|error| skip(&error))?);
     Ok(facts)
 }
 

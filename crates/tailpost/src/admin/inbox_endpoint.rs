@@ -177,7 +177,13 @@ fn stalled(sample: &Sample) -> Option<String> {
         );
         (*unmoved >= limit).then_some(told)
     };
-    sample.parts.iter().find_map(told)
+    let unclaimed = || {
+        let seconds = sample.unclaimed.as_secs();
+        let told =
+            format!("for {seconds} s its claims have been in vain: `tailpost doctor` says why");
+        (sample.unclaimed >= limit).then_some(told)
+    };
+    sample.parts.iter().find_map(told).or_else(unclaimed)
 }
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.

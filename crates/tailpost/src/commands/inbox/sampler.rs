@@ -113,7 +113,7 @@ impl Sampler {
                     durable,
                     lease: *lease,
                     timeout: *timeout,
-                    parts: Vec::new(),
+                    ..Sample::default()
                 };
                 (name.clone(), sample, infos, attended)
             }
@@ -121,6 +121,8 @@ impl Sampler {
         let (mut consumers, now) = (BTreeMap::new(), Instant::now());
         for (name, mut sample, infos, attended) in futures_util::future::join_all(asked).await {
             sample.parts = self.parts(&name, &infos, &attended, places, now);
+            let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
+            sample.unclaimed = places.entry(name.clone()).or_default().unclaimed(&status, now);
             consumers.insert(name, sample);
         }
         Ok(Samples { taken: Some(now), consumers, upkept })
@@ -186,12 +188,25 @@ impl Sampler {
     }
 }
 
-/// What was seen of a durable consumer, each since when.
+/// What was seen of a consumer or a durable one, each since when.
 #[derive(Default)]
 struct Place {
     unmoved: Still<(u64, Summary)>,
     stalled: Still<((u64, u64), u64)>,
     free: Still<()>,
+    unclaimed: Still<Summary>,
+    contended: u64,
+}
+
+impl Place {
+    /// For how long nothing has become of a consumer's events while claims of them were answered by
+    /// neither a record nor an error.
+    fn unclaimed(&mut self, status: &Status, now: Instant) -> Duration {
+        let contended = std::mem::replace(&mut self.contended, status.claims.contended);
+        let lasts = status.state == State::Active && status.claims.contended > contended;
+        self.unclaimed.note(lasts, status.counts, now);
+        self.unclaimed.lasts(now)
+    }
 }
 
 /// Something that has lasted since then, unchanged.

@@ -1,0 +1,53 @@
+//! What others put before Tailpost's own tables: a trigger that answers NULL, or a rule, keeps a row out
+//! without an error.
+
+use tokio_postgres::Row;
+
+use crate::checks::{Judged, Remedy, error, ok, warning};
+
+/// Of the tables $2 in the schema $1: the name of each that there is, whether it is a rule, and the
+/// statement that takes it away. A partition has its table's triggers.
+pub(super) const BEFORE_ROWS: &str = "
+    WITH ours AS (
+        SELECT c.oid, format('%I.%I', nspname, relname) AS name
+        FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+        WHERE nspname = $1 AND relname = ANY ($2)
+    )
+    SELECT format('trigger %I of %s', tgname, name), false,
+        format('ALTER TABLE %s DISABLE TRIGGER %I', name, tgname)
+    FROM pg_trigger JOIN ours ON ours.oid = tgrelid
+    WHERE tgtype & 3 = 3 AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+    UNION ALL
+    SELECT format('rule %I of %s', rulename, name), true,
+        format('DROP RULE %I ON %s', rulename, name)
+    FROM pg_rewrite JOIN ours ON ours.oid = ev_class
+    WHERE is_instead AND ev_type <> '1' AND ev_enabled IN ('O', 'A')
+    ORDER BY 1";
+
+/// A trigger or a rule.
+#[derive(Debug, Clone)]
+pub(crate) struct BeforeRows {
+    pub(super) name: String,
+    pub(super) is_rule: bool,
+    pub(super) statement: String,
+}
+
+pub(super) fn before_rows(rows: &[Row]) -> Vec<BeforeRows> {
+    let read =
+        |row: &Row| BeforeRows { name: row.get(0), is_rule: row.get(1), statement: row.get(2) };
+    rows.iter().map(read).collect()
+}
+
+pub(super) fn judge_before_rows(found: &[BeforeRows]) -> Judged {
+    if found.is_empty() {
+        return ok("none");
+    }
+    let names: Vec<_> = found.iter().map(|it| it.name.as_str()).collect();
+    let evidence = format!("{}: what Tailpost writes there may be lost", names.join(", "));
+    let remedies = found.iter().map(|it| Remedy::sql(it.statement.clone()));
+    if found.iter().any(|it| it.is_rule) {
+        error(evidence, remedies)
+    } else {
+        warning(evidence, remedies)
+    }
+}
