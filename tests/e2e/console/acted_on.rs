@@ -47,8 +47,9 @@ async fn an_event_that_fails_at_a_consumer_is_found_from_the_first_screen_and_tr
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     let stage = Stage::new(&[]).await;
+    let mended = stage.refuse("o-1").await;
+    stage.refuse("o-2").await;
     for aggregate in ["o-1", "o-2"] {
-        stage.refuse(aggregate).await;
         stage.service.answer_to(aggregate, 204);
     }
     let lines = "UPDATE inbox_dead_letter
@@ -67,6 +68,20 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     browser.wait_text("main", "2 of 2").await;
     stage.service.wait_calls(4).await;
     stage.refuse("o-3").await;
+    // What it was is in its life, although no letter is left.
+    let letters = "SELECT count(*) FROM inbox_dead_letter";
+    until(DEADLINE, "none is left", async || stage.env.query::<i64>(letters).await == 0).await;
+    browser.go(&stage.url(&format!("/events/{mended}"))).await;
+    browser.wait_text("main", "requeue by operator").await;
+    let steps = "return [...document.querySelectorAll('.branches b')].map((it) => it.innerText)";
+    let steps = browser.script(steps).await.to_string();
+    assert!(steps.contains(r#""dead letter","requeue by operator""#), "{steps}");
+    for (wide, scheme) in [(320, "dark"), (1440, "light")] {
+        browser.size(wide, 900).await;
+        browser.colours(scheme).await;
+        browser.screenshot(&format!("event-requeued-{wide}-{scheme}")).await;
+        browser.assert_sound("the life of an event that was requeued").await;
+    }
     browser.press("gd").await;
     browser.wait_text("[data-row] th", "422 Unprocessable Entity").await;
     stage.refuse("o-4").await;

@@ -69,22 +69,12 @@ impl Search {
 }
 
 impl Row {
-    fn person(&self) -> &str {
-        person(&self.first.actor)
-    }
-
     fn what(&self) -> String {
         match self.count {
             1 => self.first.aggregate.as_deref().map_or_else(|| "event".into(), |it| short(it, 80)),
             many => format!("{many} events"),
         }
     }
-}
-
-/// The inbox writes the database's role before the name.
-pub(super) fn person(actor: &str) -> &str {
-    let inner = actor.strip_suffix(')').and_then(|it| it.split_once(" ("));
-    inner.map_or(actor, |(_, name)| name)
 }
 
 #[derive(Template)]

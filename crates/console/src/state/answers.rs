@@ -181,10 +181,38 @@ pub(crate) struct Decision {
     pub(crate) action: String,
     pub(crate) actor: String,
     pub(crate) why: Option<String>,
+    /// Why the event was a dead letter.
+    pub(crate) reason: Option<String>,
     pub(crate) payload_replaced: bool,
     pub(crate) event_id: Option<String>,
     pub(crate) aggregate: Option<String>,
     pub(crate) consumer: Option<String>,
+}
+
+/// The inbox writes the database's role before the name.
+pub(crate) fn person(actor: &str) -> &str {
+    let inner = actor.strip_suffix(')').and_then(|it| it.split_once(" ("));
+    inner.map_or(actor, |(_, name)| name)
+}
+
+/// A worker is named after its process, and an id of its run.
+pub(crate) fn process(worker: &str) -> &str {
+    worker.split_once(':').map_or(worker, |(process, _)| process)
+}
+
+impl Decision {
+    pub(crate) fn person(&self) -> &str {
+        person(&self.actor)
+    }
+
+    /// Why the event was a dead letter until then, if this ended that.
+    pub(crate) fn ended(&self) -> Option<&str> {
+        let ends = matches!(
+            &*self.action,
+            "requeue" | "release" | "discard" | "reject" | "purge" | "found"
+        );
+        self.reason.as_deref().filter(|_| ends)
+    }
 }
 
 /// An attempt of a consumer that failed.
@@ -203,6 +231,10 @@ pub(crate) struct FailedAttempt {
 impl FailedAttempt {
     pub(crate) fn took(&self) -> String {
         latency(f64::from(self.took_ms) / 1e3)
+    }
+
+    pub(crate) fn by(&self) -> Option<String> {
+        self.worker.as_deref().map(|it| format!("process {}", process(it)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::answers::{Consumer, ConsumerStatus, Counts, Failing, HeldUp};
+use super::answers::{Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
 use super::figures::{as_f64, latency};
 use super::source::{Inbox, Process};
 
@@ -86,8 +86,7 @@ impl ConsumerView {
     }
 
     pub(crate) fn worker(&self) -> Option<&str> {
-        let owner = &self.record.as_ref()?.worker.as_ref()?.owner;
-        Some(owner.split_once(':').map_or(&**owner, |(process, _)| process))
+        Some(process(&self.record.as_ref()?.worker.as_ref()?.owner))
     }
 }
 

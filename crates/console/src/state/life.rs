@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::answers::{Decision, FailedAttempt};
+use super::answers::{Decision, FailedAttempt, Letter, process};
 use super::figures::{counted, latency};
 use super::story_answers::{ConsumerStory, Story};
 
@@ -85,15 +85,9 @@ fn inserted(story: &Story, trunk: &mut Vec<Step>) {
     } else if story.dead_letter.is_none() {
         trunk.push(Step::new(Mark::Open, "no row is left", None));
     }
-    for it in &story.decisions {
-        trunk.push(decision(it));
-    }
-    if let Some(letter) = &story.dead_letter {
-        let step = Step::new(Mark::Trouble, "dead letter", letter.dead_at);
-        trunk.push(
-            step.fact(Some(letter.reason.clone())).fact(attempts(letter.attempts.unwrap_or(0))),
-        );
-    }
+    let mut decided = decided(&story.decisions, story.dead_letter.as_ref(), &[]);
+    decided.sort_by_key(|(at, _)| *at);
+    trunk.extend(decided.into_iter().map(|(_, it)| it));
 }
 
 fn stored(story: &Story, trunk: &mut Vec<Step>) {
@@ -179,26 +173,58 @@ fn attempts(number: u64) -> Option<String> {
 }
 
 fn decision(it: &Decision) -> Step {
-    let step = Step::new(Mark::Done, format!("{} by {}", it.action, it.actor), it.at);
+    let step = Step::new(Mark::Done, format!("{} by {}", it.action, it.person()), it.at);
     step.fact(it.why.clone()).fact(it.payload_replaced.then(|| "the payload was replaced".into()))
 }
 
-/// A worker is named after its process, and an id of its run.
-fn process(worker: Option<&str>) -> Option<String> {
-    Some(format!("by process {}", worker?.split(':').next()?))
+/// When what happened. What goes on has no time.
+type Timed = (Timestamp, Step);
+
+/// The dead letter, those that were one before, and what was decided about them. Of one that is gone
+/// the audit has the reason, and the attempt that led to it has the time.
+fn decided(
+    decisions: &[Decision],
+    letter: Option<&Letter>,
+    failures: &[FailedAttempt],
+) -> Vec<Timed> {
+    let dead = |reason: &str, at| {
+        Step::new(Mark::Trouble, "dead letter", at).fact(Some(reason.to_owned()))
+    };
+    let dead_at = letter.and_then(|it| it.dead_at);
+    let mut steps: Vec<Timed> = Vec::new();
+    // Where those begin that read the letter before it was decided about.
+    let mut begins = 0;
+    for it in decisions {
+        let at = it.at.unwrap_or(Timestamp::MAX);
+        if let Some(reason) = it.ended().filter(|_| dead_at.is_none_or(|dead_at| at < dead_at)) {
+            let led = |made: &&FailedAttempt| made.failed_at < it.at && made.reason == reason;
+            let led = failures.iter().rev().find(led).and_then(|made| made.failed_at);
+            let before = steps.get(begins).map_or(at, |(at, _)| *at);
+            steps.insert(begins, (led.unwrap_or(before), dead(reason, led)));
+        }
+        steps.push((at, decision(it)));
+        if it.action != "read" {
+            begins = steps.len();
+        }
+    }
+    steps.extend(letter.map(|it| {
+        let step = dead(&it.reason, dead_at).fact(attempts(it.attempts.unwrap_or(0)));
+        (dead_at.unwrap_or(Timestamp::MAX), step)
+    }));
+    steps
 }
 
 fn failed(it: &FailedAttempt) -> Step {
     let step = Step::new(Mark::Trouble, format!("attempt {} failed", it.attempt), it.failed_at);
     let took = Some(format!("took {}", it.took()));
-    step.fact(Some(it.reason.clone())).fact(took).fact(process(it.worker.as_deref()))
+    step.fact(Some(it.reason.clone())).fact(took).fact(it.by().map(|it| format!("by {it}")))
 }
 
 pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
     let mut steps: Vec<_> = story.failed_attempts.iter().map(failed).collect();
     if let Some(record) = &story.record {
         steps.push(Step::new(Mark::Done, "received", record.received_at));
-        let worker = process(record.worker.as_deref());
+        let worker = record.worker.as_deref().map(|it| format!("by process {}", process(it)));
         if record.claimed_at.is_some() {
             let step = Step::new(Mark::Done, "claimed", record.claimed_at);
             steps.push(step.fact(attempts(record.attempts)).fact(worker));
@@ -225,21 +251,21 @@ pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
             _ => steps.push(Step::new(Mark::Open, "at work", None).fact(error)),
         }
     }
-    if let Some(letter) = &story.dead_letter {
-        let step = Step::new(Mark::Trouble, "dead letter", letter.dead_at);
-        steps.push(step.fact(Some(letter.reason.clone())));
-    }
-    steps.extend(story.decisions.iter().map(decision));
     let is_dead = story.record.as_ref().is_some_and(|it| it.status == "DEAD");
     // The transaction of a letter begins before the attempt is noted that led to it.
     let ended = story.dead_letter.as_ref().filter(|_| is_dead).and_then(|it| it.dead_at);
-    let mut steps: Vec<_> = steps.into_iter().enumerate().collect();
-    steps.sort_by_key(|(place, it)| {
-        let is_attempt = *place < story.failed_attempts.len();
-        // What goes on has no time.
-        let at = it.at.unwrap_or(Timestamp::MAX);
-        ended.filter(|_| is_attempt).map_or(at, |ended| at.min(ended))
-    });
+    let mut steps: Vec<Timed> = steps
+        .into_iter()
+        .enumerate()
+        .map(|(place, it)| {
+            let is_attempt = place < story.failed_attempts.len();
+            let at = it.at.unwrap_or(Timestamp::MAX);
+            (ended.filter(|_| is_attempt).map_or(at, |ended| at.min(ended)), it)
+        })
+        .collect();
+    let letter = story.dead_letter.as_ref();
+    steps.extend(decided(&story.decisions, letter, &story.failed_attempts));
+    steps.sort_by_key(|(at, _)| *at);
     Branch { consumer: name.to_owned(), steps: steps.into_iter().map(|it| it.1).collect() }
 }
 
@@ -296,16 +322,28 @@ mod tests {
             r#"{{"consumers": {{"billing": {{"failed_attempts": [{}, {}],
                 "record": {{"status": "FAILED", "attempts": 1, "last_error": "503: down",
                     "received_at": "2026-11-26T16:48:10Z", "next_attempt_at": "2026-11-26T16:49:10Z"}},
-                "decisions": [{{"action": "requeue", "actor": "ada", "at": "2026-11-26T16:48:12Z"}}]}}}}}}"#,
+                "decisions": [
+                    {{"action": "read", "actor": "postgres (bob)", "at": "2026-11-26T16:48:11.5Z",
+                        "reason": "503: down"}},
+                    {{"action": "requeue", "actor": "postgres (ada)", "at": "2026-11-26T16:48:12Z",
+                        "reason": "503: down", "why": "it is up"}}]}}}}}}"#,
             attempt(1, 11),
             attempt(1, 13)
         ));
         let steps = &life.branches[0].steps;
-        let expected =
-            ["received", "attempt 1 failed", "requeue by ada", "attempt 1 failed", "failed"];
+        let expected = [
+            "received",
+            "attempt 1 failed",
+            "dead letter",
+            "read by bob",
+            "requeue by ada",
+            "attempt 1 failed",
+            "failed",
+        ];
         assert_eq!(titles(steps), expected);
+        assert_eq!((&*steps[2].facts, steps[2].at), (&["503: down".to_owned()][..], steps[1].at));
         assert_eq!(steps[1].facts, ["503: down", "took 1.5 s", "by process 877"]);
-        assert_eq!(steps[4].facts, ["next attempt at 2026-11-26T16:49:10Z"]);
+        assert_eq!(steps[6].facts, ["next attempt at 2026-11-26T16:49:10Z"]);
     }
 
     #[test]
@@ -313,5 +351,13 @@ mod tests {
         let life = of(r#"{"dead_letter": {"id": "a", "reason": "too large", "attempts": 2}}"#);
         assert_eq!(titles(&life.trunk), ["dead letter"]);
         assert_eq!(life.trunk[0].facts, ["too large", "2 attempts"]);
+        let life =
+            of(r#"{"dead_letter": {"dead_at": "2026-11-26T16:50:00Z", "reason": "too large"},
+            "decisions": [
+                {"action": "requeue", "at": "2026-11-26T16:48:00Z", "reason": "no such stream"},
+                {"action": "discard", "at": "2026-11-26T16:51:00Z", "reason": "too large"}]}"#);
+        let expected = ["dead letter", "requeue by ", "dead letter", "discard by "];
+        assert_eq!(titles(&life.trunk), expected);
+        assert_eq!(life.trunk[0].facts, ["no such stream"]);
     }
 }
