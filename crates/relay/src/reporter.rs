@@ -226,9 +226,7 @@ impl Reporter {
 
     /// No more copies of a replay are handed over for now.
     pub(crate) fn replay_over(&mut self) {
-        if let Some(spans) = &mut self.spans {
-            spans.replay_over();
-        }
+        self.spans.iter_mut().for_each(PublishSpans::replay_over);
     }
 
     /// Tells those who wait, ends spans, and measures how long acknowledged events took.
@@ -328,9 +326,10 @@ impl Reporter {
         if let Some(link) = &self.link {
             let link = link.borrow();
             self.status.nats_connected = link.connected;
-            if let Some(refused) = link.refused.as_ref().filter(|_| !link.connected) {
-                self.status.last_error = Some(refused.clone());
-            }
+            self.status.nats_lost_at =
+                (!link.connected).then(|| self.status.nats_lost_at.unwrap_or_else(Timestamp::now));
+            let refused = link.refused.clone().filter(|_| !link.connected);
+            self.status.last_error = refused.or(self.status.last_error.take());
         }
         self.sent = Some(Instant::now());
         self.reports.status.send_replace(self.status.clone());

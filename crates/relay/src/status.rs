@@ -25,6 +25,8 @@ pub struct Status {
     pub postgres_connected: bool,
     /// Whether the connection to NATS is up.
     pub nats_connected: bool,
+    /// Since when it is lost, if it is.
+    pub nats_lost_at: Option<Timestamp>,
     /// The timeline that the server is on, once known.
     pub timeline: Option<u32>,
     /// The end of what was read from the log.

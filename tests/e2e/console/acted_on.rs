@@ -64,10 +64,10 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     browser.assert_sound("dead letters with long reasons").await;
     browser.click_through("[data-selection] [data-requeue]").await;
     browser.wait_text("h1", "Requeue 2 dead letters").await;
+    browser.wait_text("main", "They are of billing.").await;
     browser.click_through("form[action$='/dead-letters/work'] button").await;
     browser.wait_text("main", "2 of 2").await;
     stage.service.wait_calls(4).await;
-    stage.refuse("o-3").await;
     // What it was is in its life, although no letter is left.
     let letters = "SELECT count(*) FROM inbox_dead_letter";
     until(DEADLINE, "none is left", async || stage.env.query::<i64>(letters).await == 0).await;
@@ -82,6 +82,7 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
         browser.screenshot(&format!("event-requeued-{wide}-{scheme}")).await;
         browser.assert_sound("the life of an event that was requeued").await;
     }
+    stage.refuse("o-3").await;
     browser.press("gd").await;
     browser.wait_text("[data-row] th", "422 Unprocessable Entity").await;
     stage.refuse("o-4").await;

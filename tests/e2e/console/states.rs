@@ -42,6 +42,8 @@ mod long {
         stage.env.nats.kill().await.expect("kill the broker");
         browser.wait_text(".word", "Broker away").await;
         browser.wait_text(".needs", "NATS is away: nothing is published").await;
+        browser.wait_text(".needs", &stage.env.nats.url()).await;
+        browser.wait_text(".needs li:first-child", "since ").await;
         browser.wait_text("[data-live=lag]", "≤ ").await;
         browser.screenshot("broker-away").await;
         browser.assert_sound("broker away").await;

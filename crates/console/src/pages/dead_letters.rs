@@ -19,6 +19,7 @@ use crate::state::answers::{Group, Letter, Letters};
 use crate::state::figures::{count, counted, short};
 use crate::state::needs::filter;
 use crate::state::operator_answers::Operation;
+use crate::state::picture::Picture;
 use crate::state::plan::{self, LetterPlan, Verb, escape};
 use crate::visitor::Visitor;
 
@@ -385,13 +386,26 @@ async fn plan_page(
     let verb = filter.action.unwrap_or(Verb::Requeue);
     let letters = list(&source, visitor, &filter, 0).await?;
     let rate = filter.rate.trim().parse().ok().filter(|it| *it > 0).unwrap_or(RATE);
-    let plan = plan::letters(verb, &letters, (filter.first(), Some(rate)), source.kind());
+    let mut plan = plan::letters(verb, &letters, (filter.first(), Some(rate)), source.kind());
+    if filter.consumer.is_empty() {
+        plan.lines.extend(app.watch.see(|it| whose(it, &filter.source)));
+    }
     let fits = |it: &u32| u64::from(*it) < letters.total;
     let choices = [1, 10, 100, 1_000].into_iter().filter(fits).collect();
     let title = format!("{} dead letters", verb.title());
     let frame = Frame::new(app, visitor, Place::DeadLetters, &title);
     let status = again.status();
     page_with(status, &PlanPage { frame, filter, verb, plan, letters, rate, choices, again })
+}
+
+/// Whose letters they are, where nobody said of which consumer they are to be.
+fn whose(picture: &Picture, source: &str) -> Option<String> {
+    let inbox = picture.inboxes.iter().find(|it| it.key == source)?;
+    match &*inbox.with_letters() {
+        [] => None,
+        [one] => Some(format!("They are of {one}.")),
+        some => Some(format!("They are of some of these: {}.", some.join(", "))),
+    }
 }
 
 /// Begins work on all that match. The relay does it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
+use jiff::Timestamp;
 
 use crate::app::App;
 use crate::frame::{Frame, Place, page};
@@ -43,18 +44,18 @@ pub(crate) async fn log(
     let (told, problems) = app.ask_each::<Slots>(&visitor, of, |_| "slots".into()).await;
     app.watch.freshen().await;
     let frame = Frame::new(&app, &visitor, Place::Log, "Log and slot");
-    let readers = app.watch.see(readers);
+    let readers = app.watch.see(|it| readers(it, frame.now));
     let slots = told.into_iter().flat_map(|(_, it)| it.slots).collect();
     page(&LogPage { frame, readers, slots, problems })
 }
 
-fn readers(picture: &Picture) -> Vec<Reader> {
+fn readers(picture: &Picture, now: Timestamp) -> Vec<Reader> {
     let shards = picture.relays.iter().flat_map(|it| it.shards());
     let reader = |(address, it): (&str, &ShardStatus)| Reader {
         address: address.to_owned(),
         role: it.role.clone(),
         facts: facts(it),
-        waits: of_servers("", it).filter(|_| it.role == "active").map(|it| it.what),
+        waits: of_servers("", it, now).filter(|_| it.role == "active").map(|it| it.what),
     };
     shards.map(reader).collect()
 }

@@ -43,6 +43,9 @@ pub(crate) struct ShardStatus {
     pub(crate) mode: String,
     pub(crate) postgres_connected: bool,
     pub(crate) nats_connected: bool,
+    pub(crate) nats_lost_at: Option<Timestamp>,
+    /// Its servers.
+    pub(crate) nats: Option<String>,
     pub(crate) lag_seconds: f64,
     pub(crate) last_progress_age_seconds: Option<f64>,
     pub(crate) in_flight_events: u64,

@@ -76,7 +76,7 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all.set("p99", known(moment.latency.map(|it| latency(it.p99))));
     let shards: Vec<_> = picture.relays.iter().flat_map(super::picture::Relay::active).collect();
     let in_flight = || count(shards.iter().map(|it| it.in_flight_events).sum());
-    let behind = behind(picture);
+    let behind = behind(picture, now);
     all.set("lag", known(behind.as_ref().map(|it| it.text.clone())));
     all.set(
         "lag-of",
@@ -110,21 +110,25 @@ struct Behind {
 }
 
 /// Of relays and consumers the worst.
-fn behind(picture: &Picture) -> Option<Behind> {
+fn behind(picture: &Picture, now: Timestamp) -> Option<Behind> {
     let consumers = picture.consumers();
     let consumers = consumers.iter().filter_map(consumer_behind);
     let of_relay =
-        |it: &super::picture::Relay| relay_behind(&it.key, &it.active().collect::<Vec<_>>());
+        |it: &super::picture::Relay| relay_behind(&it.key, &it.active().collect::<Vec<_>>(), now);
     let all = consumers.chain(picture.relays.iter().filter_map(of_relay));
     all.max_by(|one, other| one.seconds.total_cmp(&other.seconds))
 }
 
 /// A relay that a server is away from does not see all that wait; they came since it last got on.
-fn relay_behind(key: &str, shards: &[&ShardStatus]) -> Option<Behind> {
+fn relay_behind(key: &str, shards: &[&ShardStatus], now: Timestamp) -> Option<Behind> {
     let is_cut_off =
         |it: &&&ShardStatus| !it.postgres_connected || !it.nats_connected || it.breaker == "open";
     let lag = shards.iter().map(|it| it.lag_seconds).reduce(f64::max)?;
-    let since = |it: &&ShardStatus| it.last_progress_age_seconds;
+    // One that has nothing in flight counts as getting on.
+    let since = |it: &&ShardStatus| {
+        let lost = it.nats_lost_at.map_or(0.0, |at| now.duration_since(at).as_secs_f64());
+        it.last_progress_age_seconds.map(|age| age.max(lost))
+    };
     let cut_off: Vec<_> = shards.iter().filter(is_cut_off).map(since).collect();
     let (seconds, text) = match cut_off.into_iter().collect::<Option<Vec<_>>>() {
         None => (f64::INFINITY, ABSENT.into()),
@@ -279,6 +283,11 @@ mod tests {
         assert_eq!(lag(true, Some(42.0)), "0 ms");
         assert_eq!(lag(false, Some(42.0)), "≤ 42 s");
         assert_eq!(lag(false, None), "–");
+        let idle = with_relay(|it, _| {
+            (it.nats_connected, it.last_progress_age_seconds) = (false, Some(0.0));
+            it.nats_lost_at = Some(at(2));
+        });
+        assert_eq!(of(&picture([Round { inboxes: Vec::new(), ..idle }])).text("lag"), "≤ 7.0 s");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What needs a person, the worst first, each with where to look and the first thing to do.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::answers::{Failing, Group, ShardStatus};
 use super::figures::{bytes, clock, count, counted, first_line, rate, rounded, short, span, until};
@@ -85,7 +85,7 @@ impl Need {
 pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
     let mut needs = Vec::new();
     for relay in &picture.relays {
-        let own = of_relay(relay);
+        let own = of_relay(relay, now);
         // A database that is away has no answer, either.
         let is_told = own.iter().any(|it| it.weight == Weight::Stops);
         let unread = relay.unread.as_ref().filter(|_| !is_told);
@@ -131,22 +131,23 @@ fn of_processes<S>(
     needs
 }
 
-fn of_relay(relay: &Relay) -> Vec<Need> {
+fn of_relay(relay: &Relay, now: Timestamp) -> Vec<Need> {
     let shards = relay.shards();
     let mut needs = Vec::new();
     let is_up = relay.processes.iter().any(Process::is_up);
     if is_up && !shards.iter().any(|(_, it)| it.role == "active") {
         let error = shards.iter().find_map(|(_, it)| it.last_error.clone());
+        let since = shards.iter().filter_map(|(_, it)| got_on(it, now)).max();
         let what = match has_lost_database(relay) {
             true => "PostgreSQL is away: nothing is published",
             false => "no process is the active relay",
         };
         let need = Need::new(Weight::Stops, &relay.key, what);
-        needs.push(need.fact(error));
+        needs.push(need.fact(error).since(since));
     }
     for shard in relay.active() {
         let name = shard_name(relay, shard);
-        needs.extend(of_servers(&name, shard));
+        needs.extend(of_servers(&name, shard, now));
         needs.extend(of_slot(&name, shard));
         needs.extend(of_upkeep(&name, shard));
     }
@@ -174,18 +175,25 @@ fn shard_name(relay: &Relay, shard: &ShardStatus) -> String {
     }
 }
 
-pub(crate) fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
+/// When it last got on.
+fn got_on(shard: &ShardStatus, now: Timestamp) -> Option<Timestamp> {
+    let age = SignedDuration::try_from_secs_f64(shard.last_progress_age_seconds?).ok()?;
+    now.checked_sub(age).ok()
+}
+
+pub(crate) fn of_servers(name: &str, shard: &ShardStatus, now: Timestamp) -> Option<Need> {
     let error = shard.last_error.clone();
     if !shard.postgres_connected {
         let need = Need::new(Weight::Stops, name, "PostgreSQL is away: nothing is published");
-        return Some(need.fact(error));
+        return Some(need.fact(error).since(got_on(shard, now)));
     }
     if !shard.nats_connected || shard.breaker == "open" {
         let again = shard.breaker_retry_in_seconds.map(|it| format!("next try in {it:.0} s"));
         let need = Need::new(Weight::Stops, name, "NATS is away: nothing is published");
         let rows = shard.unpublished.filter(|it| *it > 0);
         let wait = rows.map(|it| counted(it, "event waits", "events wait"));
-        return Some(need.fact(wait).fact(error).fact(again));
+        let need = need.fact(shard.nats.clone()).fact(wait).fact(error).fact(again);
+        return Some(need.since(shard.nats_lost_at));
     }
     if let Some(waits) = &shard.waiting_for {
         return Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error));
@@ -194,7 +202,8 @@ pub(crate) fn of_servers(name: &str, shard: &ShardStatus) -> Option<Need> {
     let age = shard.last_progress_age_seconds.filter(|it| *it > STANDSTILL_SECONDS)?;
     let what = format!("NATS acknowledged no event for {}", span(rounded(age)));
     let wait = counted(in_flight, "event is in flight", "events are in flight");
-    Some(Need::new(Weight::Stops, name, what).fact(Some(wait)).fact(error))
+    let need = Need::new(Weight::Stops, name, what).fact(shard.nats.clone());
+    Some(need.fact(Some(wait)).fact(error))
 }
 
 fn of_slot(name: &str, shard: &ShardStatus) -> Option<Need> {
@@ -253,9 +262,10 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
     let groups = inbox.books.letters.groups.iter().take(GROUPS_SHOWN);
     let operations = &inbox.books.operations;
-    let mut dead = inbox.books.consumers.iter().filter(|it| it.dead > 0).map(|it| &it.name);
-    let first = dead.next().cloned();
-    let whose = first.filter(|_| dead.next().is_none());
+    let whose = match &*inbox.with_letters() {
+        [one] => Some((*one).to_owned()),
+        _ => None,
+    };
     let need = |it: &Group| of_group(it, Weight::Look).fact(whose.clone());
     groups.map(|it| decidable(need(it), &inbox.key, it, operations)).collect()
 }

@@ -131,6 +131,12 @@ impl Relay {
 }
 
 impl Inbox {
+    /// The consumers that have dead letters.
+    pub(crate) fn with_letters(&self) -> Vec<&str> {
+        let dead = self.books.consumers.iter().filter(|it| it.dead > 0);
+        dead.map(|it| &*it.name).collect()
+    }
+
     /// Whether both have their consumers in one database.
     pub(super) fn shares(&self, other: &Self) -> bool {
         let database = &self.books.database;

@@ -71,8 +71,7 @@ impl Relay {
         let postgres = super::in_background(config.postgres.clone());
         let background = Arc::new(Config { postgres, ..config.clone() });
         let app_state = AppState::new(Arc::clone(&asked), Arc::clone(&background));
-        let turn = Arc::new(Semaphore::new(1));
-        let replays = ReplayState { config: asked, background, turn };
+        let replays = ReplayState { config: asked, background, turn: Arc::new(Semaphore::new(1)) };
         let metrics = Metrics::new(environment, labels, collector);
         // The configuration that the relay has, without a pool.
         let checked = Arc::new(config.clone());
@@ -175,6 +174,7 @@ impl Engine for Relay {
         let sample = self.sample.borrow().clone().unwrap_or_default();
         let of = |it: &Watched| ShardStatus {
             process_id: std::process::id(),
+            nats: self.replays.config.nats.to_string(),
             window: self.window,
             unpublished: sample.slots.get(&it.shard.unwrap_or(0)).map(|it| it.unpublished),
             shard: it.shard,
@@ -190,8 +190,7 @@ impl Engine for Relay {
             }
             last => {
                 shards.extend(last);
-                let of = ShardsStatus { shards };
-                crate::output::to_json(&WithRetention { of, retention })
+                crate::output::to_json(&WithRetention { of: ShardsStatus { shards }, retention })
             }
         }
     }
@@ -231,6 +230,8 @@ struct Window {
 struct ShardStatus {
     /// Of several relays on a machine, this one.
     process_id: u32,
+    /// The servers of NATS.
+    nats: String,
     window: Window,
     /// Rows that wait, as of the last look; `None` if nobody has looked yet.
     unpublished: Option<u64>,

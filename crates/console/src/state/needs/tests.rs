@@ -21,6 +21,7 @@ fn nothing_needs_anybody_while_all_is_well() {
 fn a_broker_that_is_away_is_why_nothing_is_published() {
     let away = with_relay(|it, ready| {
         (it.nats_connected, it.last_error) = (false, Some("connection refused".into()));
+        (it.nats, it.nats_lost_at) = (Some("nats://10.0.0.9:4222".into()), Some(at(60)));
         *ready = super::super::answers::Readiness {
             reason: Some("9 rows are not published".into()),
             ..Default::default()
@@ -29,7 +30,8 @@ fn a_broker_that_is_away_is_why_nothing_is_published() {
     let found = of(away);
     assert_eq!(found.len(), 1, "one cause is told once: {found:#?}");
     assert_eq!(found[0].what, "NATS is away: nothing is published");
-    assert_eq!(found[0].facts, ["connection refused"]);
+    assert_eq!(found[0].facts, ["nats://10.0.0.9:4222", "connection refused"]);
+    assert_eq!(found[0].since, Some(at(60)));
 }
 
 /// A frozen broker keeps its connections open.
