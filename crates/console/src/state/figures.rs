@@ -26,7 +26,7 @@ pub(crate) fn counted(number: u64, one: &str, many: &str) -> String {
 
 /// Events a second.
 pub(crate) fn rate(rate: f64) -> String {
-    if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { count(rounded(rate)) }
+    if rate < 10.0 && rate.fract() > 0.0 { format!("{rate:.1}") } else { count(rounded(rate)) }
 }
 
 pub(crate) fn bytes(bytes: u64) -> String {

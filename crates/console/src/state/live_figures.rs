@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use jiff::Timestamp;
 
 use super::answers::ShardStatus;
-use super::chart::{self, Paths};
+use super::chart::{self, Paths, Scale};
 use super::figures::{ABSENT, bytes, clock, count, counted, latency, rate, rounded, short, span};
 use super::history::Reach;
 use super::needs::needs;
@@ -54,6 +54,13 @@ impl Figures {
     fn draw(&mut self, name: &str, Paths { line, area }: Paths) {
         self.path.insert(format!("{name}.line"), line);
         self.path.insert(format!("{name}.area"), area);
+    }
+
+    /// What is at the top of a chart, and how high a spike is that leaves it.
+    fn scale(&mut self, name: &str, Scale { top, peak }: Scale, text: impl Fn(f64) -> String) {
+        self.set(format!("{name}.top"), text(top));
+        let peak = peak.map_or_else(String::new, |it| format!("peak {}", text(it)));
+        self.set(format!("{name}.peak"), peak);
     }
 }
 
@@ -157,14 +164,17 @@ fn charts(all: &mut Figures, picture: &Picture, now: Timestamp, reach: Reach) {
     let points = |name: &str| picture.history.points(name, window, now);
     let seconds = window.seconds * i64::try_from(window.count).unwrap_or(0);
     all.set("reach", span(u64::try_from(seconds).unwrap_or(0)));
-    for (name, least) in [("rate", 1.0), ("slot", 1024.0)] {
-        let points = points(name);
-        all.draw(name, chart::paths(&points, chart::most(&points, least)));
-    }
+    let (rates, slots) = (points("rate"), points("slot"));
+    let (of_rate, of_slot) = (chart::scale(&rates, 1.0, 10.0), chart::scale(&slots, 1024.0, 2.0));
+    all.scale("rate", of_rate, rate);
+    all.scale("slot", of_slot, |it| bytes(rounded(it)));
+    all.draw("rate", chart::paths(&rates, of_rate.top));
+    all.draw("slot", chart::paths(&slots, of_slot.top));
     let (p50, p99) = (points("p50"), points("p99"));
-    let most = chart::most(&p99, 0.001);
-    all.draw("p50", chart::paths(&p50, most));
-    all.draw("p99", chart::paths(&p99, most));
+    let of_latency = chart::scale(&p99, 0.001, 10.0);
+    all.scale("p99", of_latency, latency);
+    all.draw("p50", chart::paths(&p50, of_latency.top));
+    all.draw("p99", chart::paths(&p99, of_latency.top));
 }
 
 fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timestamp) {
@@ -183,13 +193,15 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
     let window = picture.history.window(Reach::QuarterHour, now);
     let name = consumer_series("rate", &it.source, &it.name);
     let points = picture.history.points(&name, window, now);
-    all.draw(&of("rate"), chart::paths(&points, chart::most(&points, 1.0)));
+    let scale = chart::scale(&points, 1.0, 10.0);
+    all.scale(&of("rate"), scale, rate);
+    all.draw(&of("rate"), chart::paths(&points, scale.top));
 }
 
-/// A number that changes with what needs a person, who answers, and what there is to list.
 /// How old figures are at most that stand in a sentence.
 const FACTS_SECONDS: i64 = 10;
 
+/// A number that changes with what needs a person, who answers, and what there is to list.
 fn shape(picture: &Picture, now: Timestamp) -> String {
     let mut hasher = DefaultHasher::new();
     word(picture, now).text.hash(&mut hasher);
