@@ -7,7 +7,7 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
-    ("console", 6451),
+    ("console", 6522),
     ("inbox", 10955),
     ("lab", 6506),
     ("operate", 13550),

@@ -42,8 +42,8 @@ pub use visitor::Peer;
 
 use app::App;
 use pages::{
-    audit, checks, consumer, consumers, dead_letters, event, events, letter, letter_changes, log,
-    one_event, overview, replay, rewind, settings_page, sign_in, work,
+    audit, audit_export, checks, consumer, consumers, dead_letters, event, events, letter,
+    letter_changes, log, one_event, overview, replay, rewind, settings_page, sign_in, work,
 };
 use problem::Problem;
 
@@ -148,6 +148,7 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/log", get(log::log))
         .route("/checks", get(checks::checks))
         .route("/audit", get(audit::audit))
+        .route("/audit/export", get(audit_export::export))
         .route("/settings", get(settings_page::settings))
         .route("/work", get(work::work))
         .route("/work/operations/{source}/{number}/cancel", post(work::cancel_operation))

@@ -1,6 +1,7 @@
 //! The pages: each a template, a struct with what it shows, and a function.
 
 pub(crate) mod audit;
+pub(crate) mod audit_export;
 mod audit_pages;
 pub(crate) mod checks;
 pub(crate) mod consumer;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::audit_pages::{Merge, Pages, Places, Row};
 use super::replay::moment;
-use crate::app::App;
+use crate::app::{App, Source};
 use crate::client::Client;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
@@ -55,7 +55,7 @@ impl Search {
     }
 
     /// As the API takes it, for entries of before.
-    fn query(&self, until: &str) -> String {
+    pub(super) fn query(&self, until: &str) -> String {
         let until = if until.is_empty() { moment("until", &self.until) } else { until.to_owned() };
         let until = if until.is_empty() { until } else { format!("&until={}", escape(&until)) };
         format!("{}{until}", self.parts())
@@ -89,6 +89,14 @@ struct AuditPage {
     problems: Vec<(String, Problem)>,
 }
 
+/// The sources that are searched, one of each database.
+pub(super) fn meant<'a>(app: &'a App, search: &Search) -> impl Iterator<Item = Source<'a>> {
+    let meant = |it: &&Arc<Client>| {
+        search.source == it.key || search.source.is_empty() && !app.is_twin(&it.key)
+    };
+    app.clients.iter().filter(meant).filter_map(|it| app.source(&it.key).ok())
+}
+
 pub(crate) async fn audit(
     State(app): State<Arc<App>>,
     visitor: Visitor,
@@ -96,10 +104,7 @@ pub(crate) async fn audit(
 ) -> Result<Response, Problem> {
     let places = Places::read(&search.cursor);
     let query = search.query(&places.until);
-    let meant = |it: &&Arc<Client>| {
-        search.source == it.key || search.source.is_empty() && !app.is_twin(&it.key)
-    };
-    let sources = app.clients.iter().filter(meant).filter_map(|it| app.source(&it.key).ok());
+    let sources = meant(&app, &search);
     let mut merge = Merge::new(sources.filter_map(|it| Pages::behind(it, &places)).collect());
     merge.read(&visitor, &query, ROWS).await;
     let next = merge.places(&places).map(|it| it.to_string());

@@ -1,5 +1,7 @@
 //! What people decide, what comes of it, and where it is found again.
 
+use serde_json::Value;
+
 use super::*;
 use crate::state::plan::escape;
 
@@ -104,4 +106,12 @@ async fn older_pages_of_the_audit_have_every_entry_of_every_source_once() {
     assert_eq!(["requeue", "pause", "discard"].map(told), [2, 120, 2]);
     assert!(pages[0].contains("1200 events"), "{}", pages[0]);
     assert_eq!(pages.len(), 3);
+    let file = stage.get("/audit/export", &cookie).await;
+    assert_eq!(file.headers[header::CONTENT_TYPE], "application/jsonl");
+    let entries = file.body.lines().map(|it| serde_json::from_str::<Value>(it).expect("JSON"));
+    let entries: Vec<_> = entries.collect();
+    let of = |source: &str| entries.iter().filter(|it| it["source"] == source).count();
+    assert_eq!((of("relay"), of("inbox"), entries.len()), (1_261, 1_261, 2 * 1_261));
+    let nobody = stage.get("/audit/export", "").await;
+    assert_eq!(nobody.status, StatusCode::SEE_OTHER, "who may not read the list: {}", nobody.body);
 }
