@@ -192,6 +192,8 @@ async fn play(fault: &Fault) -> Result<(), String> {
 /// `FAULT=name` plays one.
 async fn play_all(chosen: impl Fn(&Fault) -> bool) {
     let wanted = std::env::var("FAULT").ok();
+    let is_fault = |name: &String| FAULTS.iter().any(|it| it.name == name);
+    assert!(wanted.iter().all(is_fault), "there is no fault {wanted:?}");
     let is_wanted = |it: &&Fault| wanted.as_ref().is_none_or(|name| it.name == name) && chosen(it);
     let played = stream::iter(FAULTS.iter().filter(is_wanted).map(play));
     let failed: Vec<_> =

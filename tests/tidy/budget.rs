@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18065),
     ("servers", 2324),
-    ("tailpost", 12591),
+    ("tailpost", 12594),
 ];
 
 /// Settings of the configuration file.

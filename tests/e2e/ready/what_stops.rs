@@ -62,7 +62,8 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
     fault!(outbox_locked, relay("has locked it", "has locked it", "", "TailpostFiguresOld")),
     fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
-    fault!(claims_in_vain, inbox("claims have been in vain", "", "", "TailpostConsumerStalled")),
+    fault!(claims_in_vain, inbox("no record", "", "", "TailpostConsumerStalled")),
+    fault!(claims_refused, inbox("no record", "", "", "TailpostConsumerStalled")),
 ];
 
 async fn broker_away(scene: &mut Scene, phase: Phase) {
@@ -201,5 +202,17 @@ async fn claims_in_vain(scene: &mut Scene, phase: Phase) {
             scene.env.insert(5).await;
         }
         Phase::Mend => scene.env.execute("DROP FUNCTION no CASCADE").await,
+    }
+}
+
+async fn claims_refused(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let statement = "ALTER TABLE inbox_messages ADD ours text,
+                ADD CONSTRAINT is_ours CHECK (ours IS NOT NULL) NOT VALID";
+            scene.env.execute(statement).await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.env.execute("ALTER TABLE inbox_messages DROP ours").await,
     }
 }

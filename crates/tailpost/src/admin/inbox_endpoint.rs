@@ -177,13 +177,12 @@ fn stalled(sample: &Sample) -> Option<String> {
         );
         (*unmoved >= limit).then_some(told)
     };
-    let unclaimed = || {
-        let seconds = sample.unclaimed.as_secs();
-        let told =
-            format!("for {seconds} s its claims have been in vain: `tailpost doctor` says why");
-        (sample.unclaimed >= limit).then_some(told)
+    let undone = || {
+        let seconds = sample.undone.as_secs();
+        let told = format!("for {seconds} s an event waits, and no record of it can be written");
+        (sample.undone >= limit.max(2 * sample.lease)).then_some(told)
     };
-    sample.parts.iter().find_map(told).or_else(unclaimed)
+    sample.parts.iter().find_map(told).or_else(undone)
 }
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.

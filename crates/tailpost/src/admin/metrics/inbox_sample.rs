@@ -19,8 +19,8 @@ pub(crate) struct Sample {
     pub(crate) lease: Duration,
     /// For how long a handler may keep an event, while the worker may take no other.
     pub(crate) timeout: Duration,
-    /// For how long the database has recorded no claim, and refused none.
-    pub(crate) unclaimed: Duration,
+    /// For how long an event has waited for an attempt of which no record says why.
+    pub(crate) undone: Duration,
 }
 
 /// A durable consumer: the only one, or that of a partition.

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
+use uuid::Uuid;
 
 use crate::admin::{Durable, Part, Sample, Samples};
 
@@ -122,7 +123,8 @@ impl Sampler {
         for (name, mut sample, infos, attended) in futures_util::future::join_all(asked).await {
             sample.parts = self.parts(&name, &infos, &attended, places, now);
             let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
-            sample.unclaimed = places.entry(name.clone()).or_default().unclaimed(&status, now);
+            let place = places.entry(name.clone()).or_default();
+            sample.undone = place.undone(&status, &sample.backlog, now);
             consumers.insert(name, sample);
         }
         Ok(Samples { taken: Some(now), consumers, upkept })
@@ -194,18 +196,19 @@ struct Place {
     unmoved: Still<(u64, Summary)>,
     stalled: Still<((u64, u64), u64)>,
     free: Still<()>,
-    unclaimed: Still<Summary>,
-    contended: u64,
+    undone: Still<Option<Uuid>>,
 }
 
 impl Place {
-    /// For how long nothing has become of a consumer's events while claims of them were answered by
-    /// neither a record nor an error.
-    fn unclaimed(&mut self, status: &Status, now: Instant) -> Duration {
-        let contended = std::mem::replace(&mut self.contended, status.claims.contended);
-        let lasts = status.state == State::Active && status.claims.contended > contended;
-        self.unclaimed.note(lasts, status.counts, now);
-        self.unclaimed.lasts(now)
+    /// For how long an event has waited for an attempt of which no record says why.
+    fn undone(&mut self, status: &Status, backlog: &Backlog, now: Instant) -> Duration {
+        let is_told = status.state != State::Active || backlog.failed > 0;
+        let held_up = if is_told { &[] } else { &*status.held_up };
+        let is_held_up = |id: &Uuid| held_up.iter().any(|it| it.event_id == *id);
+        let event = self.undone.0.as_ref().and_then(|it| it.0).filter(is_held_up);
+        let event = event.or_else(|| held_up.first().map(|it| it.event_id));
+        self.undone.note(event.is_some(), event, now);
+        self.undone.lasts(now)
     }
 }
 
