@@ -95,6 +95,12 @@ async fn events_are_found_page_by_page_and_explained() {
     assert_eq!(code, 404, "{told}");
     let (code, slots) = scene.ask("GET", "slots", None).await;
     assert_eq!((code, &slots["slots"][0]["is_configured"]), (200, &json!(true)), "{slots}");
+    // The log is kept from where it began.
+    let open = scene.env.client().await;
+    let begin = "SET application_name = 'month-end'; BEGIN; SELECT pg_current_xact_id()";
+    open.batch_execute(begin).await.expect("a transaction that has written");
+    let (_, slots) = scene.ask("GET", "slots", None).await;
+    assert_eq!(slots["oldest_transaction"]["name"], "month-end", "{slots}");
 }
 
 /// As `tailpost outbox dlq list`, page by page: several died in one transaction.

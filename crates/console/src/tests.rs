@@ -152,6 +152,9 @@ async fn whatever_a_name_is_it_is_text_on_every_page() {
             answer.body
         );
         assert!(!answer.body.contains("<img"), "{path}: {}", answer.body);
+        if path == "/log" {
+            assert!(answer.body.contains("process 17, open for 2 h"), "{}", answer.body);
+        }
         if is_there && !path.contains("reach=day") {
             assert!(answer.body.contains("onerror"), "{path} shows the name");
         }

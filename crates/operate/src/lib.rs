@@ -49,7 +49,7 @@ pub use self::report::{
 };
 pub use self::rewind_slot::RewindStatus;
 pub use self::setup::{SetupPlan, SetupReport, SetupStep, Storage, plan, setup};
-pub use self::slots::{SlotEntry, create_slot, drop_slot, slots};
+pub use self::slots::{OpenTransaction, SlotEntry, Slots, create_slot, drop_slot, slots};
 pub use self::sql::{PartitionEntry, RewindNotes, inbox_partitions, outbox_partitions};
 pub use self::start_position::check_start;
 pub use self::upgrade_steps::UpgradeStep;

@@ -28,21 +28,51 @@ pub struct SlotEntry {
     pub retained_bytes: u64,
 }
 
-/// All replication slots of the cluster, by name: each of them holds the log.
+/// A transaction that has written and is open.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct OpenTransaction {
+    /// Its process; `None` if it is prepared.
+    pub pid: Option<i32>,
+    /// What its session is called, or its identifier if it is prepared.
+    pub name: String,
+    /// For how long.
+    pub seconds: f64,
+}
+
+/// What keeps PostgreSQL's log.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+pub struct Slots {
+    /// All of them, by name.
+    pub slots: Vec<SlotEntry>,
+    /// Of the cluster, as far as the role may see it. A logical slot keeps the log from where it began.
+    pub oldest_transaction: Option<OpenTransaction>,
+}
+
+/// All replication slots of the cluster: each of them holds the log.
 ///
 /// # Errors
 ///
 /// If PostgreSQL cannot be reached.
-pub async fn slots(config: &Config) -> Result<Vec<SlotEntry>, Error> {
+pub async fn slots(config: &Config) -> Result<Slots, Error> {
     let store = Store::brief(config, "tailpost slot").await?;
     let of_shard = |it: Config| [RewindConfig::slot(&it.slot), it.slot];
     let configured: Vec<_> = config.each_shard().into_iter().flat_map(of_shard).collect();
-    let sql = "SELECT slot_name AS name, slot_name::text = ANY ($1) AS is_configured, database,
-                   active, wal_status,
-                   coalesce(greatest(pg_current_wal_lsn() - restart_lsn, 0), 0)::bigint
-                       AS retained_bytes
-               FROM pg_replication_slots ORDER BY slot_name";
-    store.read("list the replication slots", sql, &[&configured]).await
+    let sql = "SELECT (SELECT coalesce(jsonb_agg(s), '[]') FROM (
+                   SELECT slot_name AS name, slot_name::text = ANY ($1) AS is_configured, database,
+                       active, wal_status,
+                       coalesce(greatest(pg_current_wal_lsn() - restart_lsn, 0), 0)::bigint
+                           AS retained_bytes
+                   FROM pg_replication_slots ORDER BY slot_name) AS s) AS slots,
+               (SELECT to_jsonb(t) FROM (
+                   SELECT pid, coalesce(application_name, '') AS name,
+                       extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds
+                   FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+                   UNION ALL
+                   SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
+                   FROM pg_prepared_xacts
+                   ORDER BY seconds DESC LIMIT 1) AS t) AS oldest_transaction";
+    let mut found = store.read("list the replication slots", sql, &[&configured]).await?;
+    found.pop().ok_or(Error::Stalled("the server gave no answer"))
 }
 
 /// Creates the slot of a shard as `setup` does: what an earlier one brought is marked before. Says

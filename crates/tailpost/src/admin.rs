@@ -67,7 +67,6 @@ pub(crate) use metrics::relay_collector::Watched;
 use metrics::{Format, Metrics};
 pub(crate) use relay_endpoint::Relay;
 pub(crate) use replay_routes::ShownReplay;
-pub(crate) use slot_routes::Slots;
 
 const JSON: &str = "application/json";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

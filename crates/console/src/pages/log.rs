@@ -12,11 +12,14 @@ use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::ShardStatus;
-use crate::state::figures::{bytes, count, span};
+use crate::state::figures::{bytes, count, rounded, short, span};
 use crate::state::needs::of_servers;
 use crate::state::operator_answers::{SlotEntry, Slots};
 use crate::state::picture::Picture;
 use crate::visitor::Visitor;
+
+/// What is open for so long keeps log that matters.
+const OLD_SECONDS: f64 = 5.0;
 
 /// A relay that reads a slot, or stands by.
 struct Reader {
@@ -32,6 +35,8 @@ struct LogPage {
     frame: Frame,
     readers: Vec<Reader>,
     slots: Vec<SlotEntry>,
+    /// Transactions that keep the log from where they began.
+    old: Vec<String>,
     problems: Vec<(String, Problem)>,
 }
 
@@ -45,8 +50,19 @@ pub(crate) async fn log(
     app.watch.freshen().await;
     let frame = Frame::new(&app, &visitor, Place::Log, "Log and slot");
     let readers = app.watch.see(|it| readers(it, frame.now));
+    let old = told.iter().filter_map(|(_, it)| old_transaction(it)).collect();
     let slots = told.into_iter().flat_map(|(_, it)| it.slots).collect();
-    page(&LogPage { frame, readers, slots, problems })
+    page(&LogPage { frame, readers, slots, old, problems })
+}
+
+fn old_transaction(slots: &Slots) -> Option<String> {
+    let it = slots.oldest_transaction.as_ref().filter(|it| it.seconds >= OLD_SECONDS)?;
+    let (open, name) = (span(rounded(it.seconds)), short(&it.name, 80));
+    Some(match it.pid {
+        Some(pid) if name.is_empty() => format!("process {pid}, open for {open}"),
+        Some(pid) => format!("{name}, process {pid}, open for {open}"),
+        None => format!("{name}, prepared {open} ago"),
+    })
 }
 
 fn readers(picture: &Picture, now: Timestamp) -> Vec<Reader> {

@@ -55,6 +55,16 @@ pub(crate) struct Remedy {
 #[serde(default)]
 pub(crate) struct Slots {
     pub(crate) slots: Vec<SlotEntry>,
+    pub(crate) oldest_transaction: Option<OpenTransaction>,
+}
+
+/// One that has written.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct OpenTransaction {
+    pub(crate) pid: Option<i32>,
+    pub(crate) name: String,
+    pub(crate) seconds: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -62,6 +72,8 @@ pub(crate) struct Slots {
 pub(crate) struct SlotEntry {
     pub(crate) name: String,
     pub(crate) is_configured: bool,
+    /// None of a physical one.
+    pub(crate) database: Option<String>,
     pub(crate) active: bool,
     pub(crate) wal_status: Option<String>,
     pub(crate) retained_bytes: u64,

@@ -124,7 +124,6 @@ fn told(path: &str) -> Option<String> {
             r#"{{"checks": [{{"severity": "error", "title": "t", "evidence": "{HOSTILE}",
                 "remedies": [{{"kind": "shell", "text": "{HOSTILE}"}}]}}]}}"#
         ),
-        "/api/v1/slots" => format!(r#"{{"slots": [{{"name": "{HOSTILE}"}}]}}"#),
         "/api/v1/config" => {
             format!(r#"{{"settings": [{{"key": "a.b", "value": "{HOSTILE}", "origin": "x"}}]}}"#)
         }
@@ -159,6 +158,10 @@ fn told(path: &str) -> Option<String> {
 
 fn of_upkeep(path: &str) -> Option<String> {
     let body = match path {
+        "/api/v1/slots" => format!(
+            r#"{{"slots": [{{"name": "{HOSTILE}", "database": "{HOSTILE}"}}], "oldest_transaction":
+                {{"pid": 17, "name": "{HOSTILE}", "seconds": 7200.5}}}}"#
+        ),
         "/api/v1/rewinds" => format!(
             r#"{{"rewinds": [{{"consumer": "{HOSTILE}", "requested_by": "{HOSTILE}",
                 "event_type": "{HOSTILE}", "why": "{HOSTILE}"}}]}}"#

@@ -6,7 +6,6 @@ use operate::SlotEntry;
 use relay::Config;
 
 use super::status::bytes;
-use crate::admin::Slots;
 use crate::cli::SlotCommand;
 use crate::config::Settings;
 use crate::output;
@@ -15,7 +14,7 @@ pub(super) async fn run(command: &SlotCommand, settings: &Settings) -> anyhow::R
     let config = settings.relay_config()?;
     match command {
         SlotCommand::List(args) => {
-            let shown = Slots { slots: operate::slots(&config).await? };
+            let shown = operate::slots(&config).await?;
             output::show(args.json, &shown, || table(&shown.slots))
         }
         SlotCommand::Create => {
