@@ -99,16 +99,17 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let (id, attempts) = (entry.outgoing.event.id, entry.attempts);
         self.stream.given_up();
+        if self.mode == Mode::Fenced {
+            // Everything behind it expects one message too many. It is read from before this message as
+            // long as this counts as sent: the answer may be forged, and the message stored.
+            self.resync(Duration::ZERO, "a message that is said to be there is not".into());
+        }
         self.wait_until(index, self.now + DUPLICATE_PAUSE);
         let reason =
             format!("it is said to be message {seq}, and the stream does not have it there");
         let about = self.about(index, id);
         let notice = Notice::TryingAgain { about, attempts, reason, pause: DUPLICATE_PAUSE };
         self.output.requests.push_back(Request::Tell(notice));
-        if self.mode == Mode::Fenced {
-            // Everything behind it expects one message too many.
-            self.resync(Duration::ZERO, "a message that is said to be there is not".into());
-        }
     }
 
     /// The broker's user may not publish on a subject: the one message of it that was sent first

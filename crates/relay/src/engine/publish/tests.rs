@@ -104,6 +104,19 @@ fn a_duplicate_that_the_stream_does_not_have_is_sent_again_until_it_takes_it() {
     }
 }
 
+/// Seed 20002537: the stream has the message, somebody looked at its end meanwhile, and a forged answer
+/// says that it is elsewhere.
+#[test]
+fn a_message_that_is_said_to_be_elsewhere_is_looked_for_from_where_it_was_sent() {
+    let mut state = fenced();
+    log(&mut state, 1);
+    send_all(&mut state);
+    state.looked(Duration::ZERO, Tail::ending_at(1));
+    is_duplicate(&mut state, 0, 7, false);
+    let is_right = |it: &Request| matches!(it, Request::ReadTail { from: 1, .. });
+    assert_eq!(std::iter::from_fn(|| state.next_request()).filter(is_right).count(), 1);
+}
+
 /// The stream has come back without its end, and nobody has looked since.
 #[test]
 fn a_sequence_that_was_given_out_before_leads_to_a_reading_of_the_tail() {
