@@ -9,8 +9,8 @@ use super::{files, read, root};
 const LINES: [(&str, usize); 9] = [
     ("console", 6543),
     ("inbox", 10955),
-    ("lab", 6506),
-    ("operate", 13571),
+    ("lab", 6507),
+    ("operate", 13575),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18065),

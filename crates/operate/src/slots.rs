@@ -66,7 +66,8 @@ pub async fn slots(config: &Config) -> Result<Slots, Error> {
                (SELECT to_jsonb(t) FROM (
                    SELECT pid, coalesce(application_name, '') AS name,
                        extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds
-                   FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+                   FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND xact_start IS NOT NULL
+                       AND pid <> pg_backend_pid()
                    UNION ALL
                    SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
                    FROM pg_prepared_xacts

@@ -40,6 +40,18 @@ const FAULTS: &[Fault] = &[
         &["DROP RULE no ON public.inbox_attempts"],
     ),
     Fault::new(
+        "inbox-triggers",
+        "warning",
+        &[Sql(&[
+            "CREATE TABLE inbox_messages_old PARTITION OF inbox_messages
+                 FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
+            "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+            "CREATE TRIGGER no BEFORE INSERT ON inbox_messages_old
+                 FOR EACH ROW EXECUTE FUNCTION no()",
+        ])],
+        &["ALTER TABLE public.inbox_messages_old DISABLE TRIGGER no"],
+    ),
+    Fault::new(
         "inbox-consumer",
         "error",
         &[Do(|clinic| Box::pin(delete(clinic)))],

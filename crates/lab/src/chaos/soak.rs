@@ -49,6 +49,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("TAILPOST_INBOX__LEASE", "6s"),
     ("TAILPOST_INBOX__TIMEOUT", "3s"),
     ("TAILPOST_INBOX__BACKOFF", "1s,2s,4s,8s,16s,32s,64s,128s,5m"),
+    // While hardly an event comes, a service that answers 500 for 15 s costs one five attempts.
+    ("TAILPOST_INBOX__MAX_ATTEMPTS", "8"),
 ];
 
 /// Servers, relays, and what was done to them.

@@ -1,10 +1,10 @@
 //! What is known of the inbox when the rules judge.
 
-use super::triggers::BeforeRows;
 use async_nats::jetstream::consumer;
 use inbox::access::Config;
 
 use super::facts::{Known, Permissions, StreamFacts};
+use super::triggers::BeforeRows;
 use crate::checks::Skip;
 use crate::consumers::HeldPart;
 

@@ -1,10 +1,10 @@
 //! What is known of the servers when the rules judge. No I/O here.
 
-use super::triggers::BeforeRows;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::triggers::BeforeRows;
 use crate::checks::Skip;
 use async_nats::jetstream::stream::Config as Stream;
 use relay::Config;

@@ -5,18 +5,21 @@ use tokio_postgres::Row;
 
 use crate::checks::{Judged, Remedy, error, ok, warning};
 
-/// Of the tables $2 in the schema $1: the name of each that there is, whether it is a rule, and the
-/// statement that takes it away. A partition has its table's triggers.
+/// Of the tables $2 in the schema $1 and of their partitions: the name of each that there is, whether it
+/// is a rule, and the statement that takes it away. What a partition has from its table counts once.
 pub(super) const BEFORE_ROWS: &str = "
     WITH ours AS (
-        SELECT c.oid, format('%I.%I', nspname, relname) AS name
-        FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
-        WHERE nspname = $1 AND relname = ANY ($2)
+        SELECT part.oid, format('%I.%I', its.nspname, part.relname) AS name
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            JOIN pg_class part ON part.oid = c.oid
+                OR part.oid IN (SELECT relid FROM pg_partition_tree(c.oid))
+            JOIN pg_namespace its ON its.oid = part.relnamespace
+        WHERE n.nspname = $1 AND c.relname = ANY ($2)
     )
     SELECT format('trigger %I of %s', tgname, name), false,
         format('ALTER TABLE %s DISABLE TRIGGER %I', name, tgname)
     FROM pg_trigger JOIN ours ON ours.oid = tgrelid
-    WHERE tgtype & 3 = 3 AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+    WHERE tgtype & 3 = 3 AND NOT tgisinternal AND tgparentid = 0 AND tgenabled IN ('O', 'A')
     UNION ALL
     SELECT format('rule %I of %s', rulename, name), true,
         format('DROP RULE %I ON %s', rulename, name)

@@ -121,8 +121,9 @@ impl Sampler {
         });
         let (mut consumers, now) = (BTreeMap::new(), Instant::now());
         for (name, mut sample, infos, attended) in futures_util::future::join_all(asked).await {
-            sample.parts = self.parts(&name, &infos, &attended, places, now);
             let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
+            let seen = (&status, &*infos, &*attended);
+            sample.parts = self.parts(&name, seen, places, now);
             let place = places.entry(name.clone()).or_default();
             sample.undone = place.undone(&status, &sample.backlog, now);
             consumers.insert(name, sample);
@@ -134,13 +135,11 @@ impl Sampler {
     fn parts(
         &self,
         name: &str,
-        infos: &[Option<Durable>],
-        attended: &[u32],
+        (status, infos, attended): (&Status, &[Option<Durable>], &[u32]),
         places: &mut BTreeMap<String, Place>,
         now: Instant,
     ) -> Vec<Part> {
         let durables = self.consumers.iter().find(|it| it.name == name).map(|it| &it.durables);
-        let status = self.statuses.get(name).map(|it| it.borrow().clone()).unwrap_or_default();
         let of_whole = (status.state, status.counts);
         let part = |(index, (name, found)): (usize, (&String, &Option<Durable>))| {
             let (state, counts) = status.parts.get(index).copied().unwrap_or(of_whole);
