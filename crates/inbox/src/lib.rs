@@ -67,6 +67,7 @@ pub use nats::durable_consumer::RewindMethod;
 pub use postgres::tables::{Keep, Maintained, Upkept, create_tables, look_after, render_tables};
 pub use rewind::{RewindOnly, RewindState};
 pub use status::{
-    BreakerState, Claims, DeadLetterCounts, Handler, HeldUp, LeaseCounts, State, Status, Summary,
+    Attempts, BreakerState, Claims, DeadLetterCounts, Handler, HeldUp, LeaseCounts, State, Status,
+    Summary,
 };
 pub use worker::retention_problem;

@@ -1,7 +1,9 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
+use servers::Latency;
 use uuid::Uuid;
 
 /// What an inbox is doing, as of now.
@@ -32,6 +34,9 @@ pub struct Status {
     pub leases: LeaseCounts,
     /// Dead letters that were written since the start, by why.
     pub dead_letters: DeadLetterCounts,
+    /// How long attempts took, whatever came of them.
+    #[serde(rename = "attempt_duration")]
+    pub attempts: Attempts,
     /// Markers of the broker's, which are no events, that were passed over since the start.
     pub markers: u64,
     /// When the consumer last went back by itself since the start, if it did: its stream or its
@@ -47,6 +52,37 @@ pub struct Status {
 
 fn list<S: Serializer>(held_up: &[HeldUp], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(held_up)
+}
+
+/// How long attempts took since the start. A copy is the same one: it goes on, and no status is
+/// another by it.
+#[derive(Debug, Clone, Default)]
+pub struct Attempts(Arc<Mutex<Latency>>);
+
+impl Attempts {
+    pub(crate) fn record(&self, durations: impl IntoIterator<Item = Duration>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        durations.into_iter().for_each(|it| all.record(it));
+    }
+
+    /// As it is now.
+    pub fn durations(&self) -> Latency {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for Attempts {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Attempts {}
+
+impl Serialize for Attempts {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.durations().serialize(to)
+    }
 }
 
 /// An event that waits for another attempt, or is at it, and what waits for it.

@@ -1,11 +1,12 @@
 //! What the jobs of a consumer count, for its status.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::record::{Cause, ClaimReply};
-use crate::status::{Claims, DeadLetterCounts, LeaseCounts, Status};
+use crate::status::{Attempts, Claims, DeadLetterCounts, LeaseCounts, Status};
 
 /// Counted since the process began, by jobs that run side by side.
 #[derive(Debug, Default)]
@@ -15,6 +16,7 @@ pub(crate) struct Tally {
     renewed: AtomicU64,
     lost: AtomicU64,
     markers: AtomicU64,
+    attempts: Attempts,
     /// In seconds since 1970; 0 if it never did.
     went_back_at: AtomicU64,
 }
@@ -54,6 +56,11 @@ impl Tally {
         add(&self.lost, 1);
     }
 
+    /// Handlers took so long, those of a group at a time.
+    pub(crate) fn took(&self, durations: impl IntoIterator<Item = Duration>) {
+        self.attempts.record(durations);
+    }
+
     pub(crate) fn passed_marker(&self) {
         add(&self.markers, 1);
     }
@@ -76,6 +83,7 @@ impl Tally {
             leases: LeaseCounts { renewed: read(&self.renewed), lost: read(&self.lost) },
             dead_letters: DeadLetterCounts::of(self.dead_letters.each_ref().map(read)),
             markers: read(&self.markers),
+            attempts: self.attempts.clone(),
             went_back_at: self.went_back_at(),
             ..Status::default()
         }
@@ -84,8 +92,6 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -37,7 +37,6 @@ mod config;
 mod engine;
 mod error;
 mod event_state;
-mod latency;
 mod mode;
 mod nats;
 mod postgres;
@@ -68,7 +67,6 @@ pub use config::{
 };
 pub use error::Error;
 pub use event_state::EventState;
-pub use latency::{Latency, NativeBuckets};
 pub use pgoutput::Lsn;
 pub use replay_selection::{ReplaySelection, ReplaySource};
 pub use reporter::Reports;

@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use pgoutput::Lsn;
 use serde::{Serialize, Serializer};
+use servers::Latency;
 
-use crate::latency::Latency;
 use crate::mode::Mode;
 
 /// What a running relay knows about itself. Published through a `watch` channel.

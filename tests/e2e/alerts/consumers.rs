@@ -22,6 +22,7 @@ pub(super) const WRITES: &[&str] = &[
     "tailpost_inbox_active",
     "tailpost_inbox_standby",
     "tailpost_inbox_outcomes_total",
+    "tailpost_inbox_attempt_duration_seconds",
     "tailpost_inbox_claims_total",
     "tailpost_inbox_lease_renewals_total",
     "tailpost_inbox_lease_lost_total",

@@ -334,6 +334,7 @@ pub(crate) struct ConsumerStatus {
     pub(crate) left: u64,
     pub(crate) lanes: u64,
     pub(crate) counts: Counts,
+    pub(crate) attempt_duration: Buckets,
     /// What the broker has not delivered yet, if it could be asked.
     pub(crate) pending: Option<u64>,
     pub(crate) held_up: Vec<HeldUp>,

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::answers::{Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
-use super::figures::{as_f64, latency};
+use super::answers::{Buckets, Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
 use super::source::{Inbox, Process};
 
 /// A consumer, from all that is known of it.
@@ -29,12 +28,6 @@ impl ConsumerView {
     pub(crate) fn waiting(&self) -> Option<u64> {
         let status = self.status.as_ref()?;
         Some(status.pending? + status.held + status.left)
-    }
-
-    /// How long an attempt takes, on average, if so many events are handled a second.
-    pub(crate) fn each(&self, rate: f64) -> Option<String> {
-        let busy = self.status.as_ref().map(|it| it.busy).filter(|it| *it > 0 && rate > 0.0)?;
-        Some(latency(as_f64(busy) / rate))
     }
 
     pub(crate) fn dead(&self) -> Option<u64> {
@@ -112,6 +105,9 @@ fn together(one: ConsumerStatus, other: ConsumerStatus) -> ConsumerStatus {
             processed: one.counts.processed + other.counts.processed,
             retried: one.counts.retried + other.counts.retried,
             dead: one.counts.dead + other.counts.dead,
+        },
+        attempt_duration: Buckets {
+            buckets: [one.attempt_duration.buckets, other.attempt_duration.buckets].concat(),
         },
         pending: one.pending.or(other.pending),
         held_up: [one.held_up, other.held_up].concat(),

@@ -12,6 +12,7 @@ use super::figures::{ABSENT, bytes, clock, count, counted, latency, rate, rounde
 use super::history::Reach;
 use super::needs::needs;
 use super::picture::{ConsumerView, Picture, consumer_series};
+use super::rates::Percentiles;
 use super::word::word;
 
 /// Texts and paths by name.
@@ -181,11 +182,12 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
     let known = |value: Option<String>| value.unwrap_or_else(|| ABSENT.into());
     let of = |what: &str| of_consumer(it, what);
     let status = it.status.as_ref();
-    let now_rate = picture.moment.consumers.get(&(it.source.clone(), it.name.clone()));
+    let key = (it.source.clone(), it.name.clone());
+    let now_rate = picture.moment.consumers.get(&key);
     all.set(of("waiting"), known(it.waiting().map(count)));
     all.set(of("rate"), known(now_rate.copied().map(rate)));
     all.set(of("busy"), known(status.map(|it| count(it.busy))));
-    all.set(of("each"), known(now_rate.and_then(|rate| it.each(*rate))));
+    all.set(of("each"), known(picture.moment.attempts.get(&key).map(Percentiles::words)));
     let oldest =
         it.oldest_seconds().map(|it| if it < 10.0 { latency(it) } else { span(rounded(it)) });
     all.set(of("oldest"), known(oldest));

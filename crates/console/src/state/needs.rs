@@ -337,10 +337,10 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
 /// How fast it gets on, and how long its attempts take. How many events come for it nobody says: it
 /// may take some of the subjects only.
 fn why_behind(it: &ConsumerView, picture: &Picture) -> String {
-    let of = picture.moment.consumers.get(&(it.source.clone(), it.name.clone()));
-    let Some(handles) = of.copied() else { return "behind".into() };
-    let each = it.each(handles).map(|it| format!(", an attempt takes {it}")).unwrap_or_default();
-    format!("behind: handles {} a second{each}", rate(handles))
+    let (of, moment) = ((it.source.clone(), it.name.clone()), &picture.moment);
+    let Some(handles) = moment.consumers.get(&of).copied() else { return "behind".into() };
+    let took = moment.attempts.get(&of).map(|it| format!(", an attempt takes {}", it.words()));
+    format!("behind: handles {} a second{}", rate(handles), took.unwrap_or_default())
 }
 
 /// The event that fails for longest, if that does not pass by itself: it was tried again in vain, or is

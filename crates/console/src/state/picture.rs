@@ -14,6 +14,12 @@ pub(crate) use super::source::{
     Answered, Failure, Inbox, InboxBooks, Link, Process, Relay, RelayBooks, Told,
 };
 
+/// Percentiles are those of what was published in this time.
+const LATENCY_SECONDS: i64 = 10;
+
+/// Percentiles are those of attempts that ended in this time: one may take half a minute.
+const ATTEMPTS_SECONDS: i64 = 60;
+
 /// Figures of one moment that lie between two answers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Moment {
@@ -22,6 +28,8 @@ pub(crate) struct Moment {
     pub(crate) latency: Option<Percentiles>,
     /// Events processed a second, by inbox and consumer.
     pub(crate) consumers: BTreeMap<(String, String), f64>,
+    /// How long attempts took, by the same.
+    pub(crate) attempts: BTreeMap<(String, String), Percentiles>,
 }
 
 /// Everything.
@@ -35,6 +43,7 @@ pub(crate) struct Picture {
     pub(crate) at: Option<Timestamp>,
     counters: Counters,
     durations: Durations,
+    attempts: BTreeMap<(String, String), Durations>,
 }
 
 /// One round of answers of all sources.
@@ -79,8 +88,8 @@ impl Picture {
                 *moment.rate.get_or_insert(0.0) += rate;
             }
         }
-        self.durations.see(now, shards.iter().map(|(_, it)| &it.commit_to_ack));
-        moment.latency = self.durations.percentiles();
+        let durations = shards.iter().map(|(_, it)| &it.commit_to_ack);
+        moment.latency = self.durations.see(now, LATENCY_SECONDS, durations);
         let slot = shards.iter().filter_map(|(_, it)| it.slot.as_ref()).map(|it| it.retained_bytes);
         let slot = slot.max().map(super::figures::as_f64);
         let history = &mut self.history;
@@ -109,6 +118,12 @@ impl Picture {
             history.note(&consumer_series("rate", source, name), now, *rate);
         }
         for it in consumers(&self.inboxes) {
+            let of = (it.source.clone(), it.name.clone());
+            let attempts = it.status.iter().map(|it| &it.attempt_duration);
+            let seen = self.attempts.entry(of.clone()).or_default();
+            if let Some(took) = seen.see(now, ATTEMPTS_SECONDS, attempts) {
+                moment.attempts.insert(of, took);
+            }
             if let Some(waiting) = it.waiting() {
                 let name = consumer_series("waiting", &it.source, &it.name);
                 history.note(&name, now, super::figures::as_f64(waiting));

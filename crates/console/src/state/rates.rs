@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use jiff::Timestamp;
 
 use super::answers::Buckets;
-use super::figures::as_f64;
-
-/// Percentiles are those of what was published in this time.
-const SPAN_SECONDS: i64 = 10;
+use super::figures::{as_f64, latency};
 
 /// Totals of processes that only grow until the process starts anew.
 #[derive(Debug, Default)]
@@ -39,8 +36,20 @@ pub(crate) struct Percentiles {
     pub(crate) p99: f64,
 }
 
+impl Percentiles {
+    pub(crate) fn words(&self) -> String {
+        format!("{} (p99 {})", latency(self.p50), latency(self.p99))
+    }
+}
+
 impl Durations {
-    pub(crate) fn see<'a>(&mut self, now: Timestamp, all: impl Iterator<Item = &'a Buckets>) {
+    /// Percentiles of what came in so many seconds; `None` if nothing did.
+    pub(crate) fn see<'a>(
+        &mut self,
+        now: Timestamp,
+        seconds: i64,
+        all: impl Iterator<Item = &'a Buckets>,
+    ) -> Option<Percentiles> {
         let mut counts = BTreeMap::new();
         for (bucket, count) in all.flat_map(|it| &it.buckets) {
             *counts.entry(*bucket).or_default() += count;
@@ -50,14 +59,14 @@ impl Durations {
             self.seen.clear();
         }
         self.seen.push_back((now, counts));
-        let is_over = |at: &Timestamp| now.duration_since(*at).as_secs() >= SPAN_SECONDS;
+        let is_over = |at: &Timestamp| now.duration_since(*at).as_secs() >= seconds;
         while self.seen.len() > 2 && self.seen.get(1).is_some_and(|(at, _)| is_over(at)) {
             self.seen.pop_front();
         }
+        self.percentiles()
     }
 
-    /// Of what came within the span; `None` if nothing did.
-    pub(crate) fn percentiles(&self) -> Option<Percentiles> {
+    fn percentiles(&self) -> Option<Percentiles> {
         let ((_, first), (_, last)) = (self.seen.front()?, self.seen.back()?);
         let before = |bucket: &i32| first.get(bucket).copied().unwrap_or_default();
         let grown =
@@ -98,8 +107,7 @@ mod tests {
     fn percentiles_are_of_what_came_lately() {
         let mut durations = Durations::default();
         let mut see = |second, buckets: &[(i32, u64)]| {
-            durations.see(at(second), [Buckets { buckets: buckets.into() }].iter());
-            durations.percentiles()
+            durations.see(at(second), 10, [Buckets { buckets: buckets.into() }].iter())
         };
         assert_eq!(see(0, &[(-80, 1000)]), None);
         let found = see(1, &[(-80, 1098), (0, 2)]).expect("some came");

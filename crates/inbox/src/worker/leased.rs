@@ -159,6 +159,7 @@ async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<
 pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ended>) {
     let (mut batch, mut alone) = (Vec::new(), JoinSet::new());
     while ended.recv_many(&mut batch, GROUP_MAX).await > 0 {
+        context.tally.took(batch.iter().filter_map(|it| it.took));
         write_all(&context, &mut batch).await;
         for one in batch.drain(..) {
             alone.spawn(write_alone(Arc::clone(&context), one));

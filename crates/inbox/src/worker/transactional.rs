@@ -84,7 +84,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
         if items.is_empty() {
             return done;
         }
-        match self.share(context, &mut store, &items).await {
+        let mut took = Vec::with_capacity(items.len());
+        let shared = self.share(context, &mut store, &items, &mut took).await;
+        context.tally.took(took);
+        match shared {
             Ok(shared) => {
                 done.extend(items.iter().map(|item| shared.report(item)));
                 context.pool.put(store);
@@ -106,6 +109,7 @@ impl<H: TransactionalHandler> InTransactions<H> {
         context: &Context,
         store: &mut Store,
         items: &[Item],
+        took: &mut Vec<Duration>,
     ) -> Result<Shared, Error> {
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
         let pid = store.pid();
@@ -121,8 +125,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let mut attempts = Vec::new();
         for item in items {
             let (delivery, attempt) = context.delivery(&item.message, 1);
+            let began = Instant::now();
             let handling = verdict_of(self.handler.handle(delivery, &transaction));
             let verdict = attended(&context.pool, pid, &transaction, handling).await?;
+            took.push(began.elapsed());
             let decision = context.decide(verdict, (1, Duration::ZERO));
             if let Decision::Complete { outcome } = decision {
                 notes.extend(outcome.map(|note| (item.message.key, note)));
@@ -239,8 +245,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let pid = store.pid();
         let (sql, transaction) = answered(HANDLING, store.begin()).await?;
         let (delivery, attempt) = context.delivery(&item.message, attempts);
+        let began = Instant::now();
         let handling = verdict_of(self.handler.handle(delivery, &transaction));
         let verdict = attended(&context.pool, pid, &transaction, handling).await?;
+        context.tally.took([began.elapsed()]);
         let decision = context.decide(verdict, claimed.tried());
         let Decision::Complete { outcome } = &decision else {
             attempt.end(&decision);

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use outbox::wire::trace_id;
 use pgoutput::Lsn;
+use servers::Latency;
 use uuid::Uuid;
 
 use self::batch::Batching;
@@ -41,7 +42,6 @@ use super::progress::Progress;
 use super::request::Request;
 use super::tail_messages::Seen;
 use super::window::{Entry, Origin, Stage, Tried, Window};
-use crate::latency::Latency;
 use crate::status::{BreakerState, DeadLetterReason};
 
 /// While rows of a scan are published but not marked, the log may bring at most this many events,

@@ -23,7 +23,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use relay::Latency;
+use servers::Latency;
 
 use self::declare::{Declared, Kind, Metric, PREFIX, Value, unit_of};
 

@@ -133,7 +133,8 @@ async fn of_a_group_of_verdicts_each_has_its_own_end() {
         let (lease, reports) =
             (context.leases.keep(claimed.claim, 0, claimed.since), reports.clone());
         let decision = Some(Decision::Complete { outcome: None });
-        let ended = Ended { item, claimed, decision, took: None, _lease: lease, reports };
+        let took = Some(Duration::from_millis(1));
+        let ended = Ended { item, claimed, decision, took, _lease: lease, reports };
         assert!(recorder.send(ended).await.is_ok());
     }
     let done = reported(&mut said, 4).await;
@@ -146,6 +147,8 @@ async fn of_a_group_of_verdicts_each_has_its_own_end() {
     assert_eq!((done[0].0, &done[0].1.outcome), (2, &Outcome::Processed), "nobody locks it now");
     drop(recorder);
     recording.await.expect("it ends with its senders");
+    let took = context.tally.status().attempts.durations();
+    assert_eq!(took.count(), EVENTS, "each once, however often its end is written");
 }
 
 /// The role may not, the identity is behind its rows, or somebody has the table locked.

@@ -1,7 +1,7 @@
 //! How a metric is declared and named: once, with what it means and how its values are read.
 
 use prometheus_client::registry::Unit;
-use relay::Latency;
+use servers::Latency;
 
 /// In front of each name, and `_`.
 pub(super) const PREFIX: &str = "tailpost";

@@ -25,6 +25,9 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
                 ("marker", it.markers),
             ])
         },
+    Histogram("inbox_attempt_duration_seconds",
+        "How long handlers took."):
+        |it| Some(it.attempts.durations()),
     Counter("inbox_claims", ["result"],
         "Claims by result. New events that share a transaction are not claimed."):
         |it| by(it.claims.by_result()),

@@ -88,7 +88,8 @@ impl Latency {
     }
 
     /// Both together.
-    pub(crate) fn plus(mut self, other: &Self) -> Self {
+    #[must_use]
+    pub fn plus(mut self, other: &Self) -> Self {
         self.counts.iter_mut().zip(other.counts).for_each(|(it, more)| *it += more);
         self.native.iter_mut().zip(other.native).for_each(|(it, more)| *it += more);
         self.sum_seconds += other.sum_seconds;
