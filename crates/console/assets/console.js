@@ -20,7 +20,12 @@
   let paused = false;
   let shape = body.dataset.shape;
   let heard = Date.now();
+  // When the console last sent anything, and from when on its silence counts.
+  let contact = Date.now();
+  let listening = Date.now();
+  let lost = false;
   let timer = 0;
+  const title = document.title;
   const asOf = () => one(".as-of");
 
   function show({ text = {}, path = {}, shape: current }) {
@@ -90,18 +95,59 @@
     button.setAttribute("aria-pressed", String(paused));
   }
 
+  // A console that has ended cannot say so.
+  function lose(words, link) {
+    const line = one("[data-lost]");
+    const told = `${words} ${new Date(contact).toISOString().slice(11, 19)}`;
+    if (!line || lost === told) return;
+    lost = told;
+    one("[data-lost-words]", line).textContent = told;
+    one("[data-lost-link]", line).hidden = !link;
+    if (link) one("[data-lost-link]", line).href = link;
+    body.classList.add("lost");
+    line.hidden = false;
+    document.title = `${words.split(" to ")[0]} · ${title}`;
+  }
+
+  function found() {
+    contact = Date.now();
+    if (!lost) return;
+    lost = false;
+    body.classList.remove("lost");
+    one("[data-lost]").hidden = true;
+    document.title = title;
+  }
+
+  function listen() {
+    const since = Math.max(contact, listening);
+    if (!lost && !paused && !document.hidden && Date.now() - since > 10000) lose("No connection to the console since");
+  }
+
+  // Whether that is because somebody has to sign in again.
+  function askWhy() {
+    const request = new XMLHttpRequest();
+    request.open("GET", location.href);
+    request.onload = () => {
+      if (/\/sign-in\b/.test(new URL(request.responseURL).pathname)) lose("Signed out since", request.responseURL);
+    };
+    request.send();
+  }
+
   function connect() {
     if (!body.dataset.stream || paused || document.hidden || source) return;
     source = new EventSource(body.dataset.stream);
     source.onmessage = (event) => {
       heard = Date.now();
+      found();
       show(JSON.parse(event.data));
       mark();
     };
+    source.addEventListener("silence", found);
     source.onerror = () => {
       // The browser tries again by itself, unless it was refused.
       if (source && source.readyState === EventSource.CLOSED) {
         source = null;
+        askWhy();
         clearTimeout(timer);
         timer = setTimeout(connect, 5000);
       }
@@ -115,13 +161,13 @@
 
   function pause() {
     paused = !paused;
-    if (paused) disconnect(); else { heard = Date.now(); connect(); }
+    if (paused) disconnect(); else { heard = listening = Date.now(); connect(); }
     mark();
   }
 
   // A hidden tab keeps no connection: a browser has six for an origin.
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) disconnect(); else { heard = Date.now(); connect(); }
+    if (document.hidden) disconnect(); else { heard = listening = Date.now(); connect(); }
   });
   addEventListener("pagehide", disconnect);
   addEventListener("pageshow", connect);
@@ -151,7 +197,7 @@
   if (body.dataset.stream) {
     connect();
     mark();
-    setInterval(() => { mark(); ages(); }, 1000);
+    setInterval(() => { listen(); mark(); ages(); }, 1000);
   }
 
   // --- forms -----------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use axum::http::HeaderMap;
 use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::client::{AskError, Client, Token};
@@ -103,21 +103,34 @@ impl App {
     }
 
     /// Finds out who sent these headers.
-    pub(crate) async fn visitor(&self, headers: &HeaderMap, peer: Option<Peer>) -> Option<Visitor> {
+    ///
+    /// # Errors
+    ///
+    /// Why that is nobody.
+    pub(crate) async fn visitor(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<Peer>,
+    ) -> Result<Visitor, Absence> {
         let theme = Theme::of(headers);
         if let Some(proxy) = &self.settings.proxy {
             let is_trusted = peer.is_some_and(|it| (proxy.trusts)(it.0));
-            let name = only(headers, proxy.user_header.as_str()).filter(|_| is_trusted)?;
+            let name = only(headers, proxy.user_header.as_str()).filter(|_| is_trusted);
+            let name = name.ok_or(Absence::NotYet)?;
             let name = Some(name.chars().take(200).collect());
             let role = self.own_role().await;
-            return Some(Visitor { role, is_known: true, name, ..self.nobody(theme) });
+            return Ok(Visitor { role, is_known: true, name, ..self.nobody(theme) });
         }
         if !self.settings.needs_sign_in() {
             let role = self.own_role().await;
-            return Some(Visitor { role, is_known: true, ..self.nobody(theme) });
+            return Ok(Visitor { role, is_known: true, ..self.nobody(theme) });
         }
-        let id = session_cookies().into_iter().find_map(|it| cookie(headers, it))?;
-        let mut session = self.sessions.get(id)?;
+        let id = session_cookies().into_iter().find_map(|it| cookie(headers, it));
+        let id = id.filter(|it| !it.is_empty()).ok_or(Absence::NotYet)?;
+        let mut session = self.sessions.get(id).ok_or(Absence::Forgotten)?;
+        if session.is_revoked {
+            return Err(Absence::Revoked);
+        }
         if session.is_to_be_checked() {
             match self.role_of(&session.token).await {
                 Ok(Some(Oneself { role, .. })) => {
@@ -126,14 +139,14 @@ impl App {
                 }
                 // The token is gone from its file.
                 Ok(None) => {
-                    self.sessions.end(id);
-                    return None;
+                    self.sessions.revoke(id);
+                    return Err(Absence::Revoked);
                 }
                 // No upstream can say so now. None can be changed either.
                 Err(_) => {}
             }
         }
-        Some(Visitor {
+        Ok(Visitor {
             role: session.role,
             is_known: true,
             called: session.called,
@@ -195,6 +208,39 @@ impl App {
             }
         }
         roles
+    }
+}
+
+/// Why nobody is signed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Absence {
+    /// Nobody has signed in here.
+    NotYet,
+    /// The cookie is of a session that is not known.
+    Forgotten,
+    Revoked,
+}
+
+impl Absence {
+    /// As the query of the page to sign in at has it.
+    pub(crate) fn name(self) -> Option<&'static str> {
+        match self {
+            Self::NotYet => None,
+            Self::Forgotten => Some("forgotten"),
+            Self::Revoked => Some("revoked"),
+        }
+    }
+
+    /// As the page says it.
+    pub(crate) fn words(self) -> Option<&'static str> {
+        match self {
+            Self::NotYet => None,
+            Self::Forgotten => {
+                Some("Your session has ended: the console was restarted. Sign in again.")
+            }
+            Self::Revoked => Some("Your token is not known any more: it was revoked or replaced."),
+        }
     }
 }
 

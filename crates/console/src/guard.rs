@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header}
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
-use crate::app::App;
+use crate::app::{Absence, App};
 use crate::frame;
 use crate::problem::Problem;
 use crate::state::plan::escape;
@@ -40,35 +40,68 @@ pub(crate) async fn guard(
     let theme = Theme::of(request.headers());
     let peer = request.extensions().get::<Peer>().copied();
     let path = request.uri().path().to_owned();
-    let visitor = match refusal(&app, &request) {
-        Some(problem) => {
-            return dress(&app, &app.nobody(theme), problem.into_response());
-        }
-        None => app.visitor(request.headers(), peer).await,
-    };
+    if let Some(problem) = refusal(&app, &request) {
+        return dress(&app, &app.nobody(theme), problem.into_response());
+    }
+    let visitor = app.visitor(request.headers(), peer).await;
     let is_open = path.starts_with("/assets/") || path == "/sign-in" || path == "/theme";
     let visitor = match visitor {
-        Some(visitor) => Visitor { said: said(request.headers()), ..visitor },
-        None if is_open => app.nobody(theme),
-        None => {
-            let response = sign_in_first(&app, &request);
+        Ok(visitor) => Visitor { said: said(request.headers()), ..visitor },
+        Err(_) if is_open => app.nobody(theme),
+        Err(why) => {
+            let response = sign_in_first(&app, &request, why);
             return dress(&app, &app.nobody(theme), response);
         }
     };
+    let again = sign_in_path(&request, Absence::Revoked);
     request.extensions_mut().insert(visitor.clone());
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
+    if let Some(problem) = response.extensions_mut().get_mut::<Problem>()
+        && problem.status == StatusCode::UNAUTHORIZED
+        && let Some(token) = &visitor.token
+    {
+        problem.sign_in = Some(again);
+        // Nobody's name is above what nobody may see. Another process may know the token still.
+        if matches!(app.role_of(token).await, Ok(None)) {
+            return dress(&app, &app.nobody(theme), response);
+        }
+    }
     dress(&app, &visitor, response)
 }
 
-fn sign_in_first(app: &App, request: &Request) -> Response {
+fn sign_in_first(app: &App, request: &Request, why: Absence) -> Response {
     let is_page = *request.method() == Method::GET && request.uri().path() != "/live";
+    let path = sign_in_path(request, why);
     if app.settings.proxy.is_some() || !is_page {
-        let detail = "sign in first: nobody knows who asks";
-        return Problem::new(StatusCode::UNAUTHORIZED, detail).into_response();
+        let detail = why.words().unwrap_or("sign in first: nobody knows who asks");
+        let sign_in = app.settings.proxy.is_none().then_some(path);
+        let problem = Problem::new(StatusCode::UNAUTHORIZED, detail);
+        return Problem { sign_in, ..problem }.into_response();
     }
+    Redirect::to(&format!("{}{path}", app.settings.base_path)).into_response()
+}
+
+/// The page to sign in at, which leads back: to the page that was asked for, or that had the form.
+fn sign_in_path(request: &Request, why: Absence) -> String {
     let wanted = request.uri().path_and_query().map_or("/", |it| it.as_str());
-    let next = if wanted == "/" { String::new() } else { format!("?next={}", escape(wanted)) };
-    Redirect::to(&format!("{}/sign-in{next}", app.settings.base_path)).into_response()
+    let next = if *request.method() == Method::GET { wanted.into() } else { page_of(wanted) };
+    let next = (next != "/").then(|| format!("next={}", escape(&next)));
+    let why = why.name().map(|it| format!("why={it}"));
+    let query: Vec<_> = next.into_iter().chain(why).collect();
+    if query.is_empty() { "/sign-in".into() } else { format!("/sign-in?{}", query.join("&")) }
+}
+
+/// Where a form stood that is sent to this path, about.
+fn page_of(path: &str) -> String {
+    let path = path.split('?').next().unwrap_or_default();
+    let parts: Vec<_> = path.split('/').skip(1).collect();
+    match *parts {
+        [list @ ("dead-letters" | "consumers"), source, name, ..] => {
+            format!("/{list}/{source}/{name}")
+        }
+        [list, ..] => format!("/{list}"),
+        [] => "/".into(),
+    }
 }
 
 /// Why a request is answered by nobody.

@@ -21,8 +21,9 @@ use crate::state::live_figures::{Figures, figures};
 
 /// A stream ends by itself after this, and the browser opens another: so that is no exception.
 const AGE_MAX: Duration = Duration::from_secs(55);
-/// Something is sent at least this often, so that proxies keep the connection.
-const SILENT_MAX: Duration = Duration::from_secs(15);
+/// Something is sent at least this often: a page knows that its console is there while a relay is slow
+/// to answer, and proxies keep the connection.
+const SILENT_MAX: Duration = Duration::from_secs(3);
 
 /// A stream that is open.
 struct Open {
@@ -57,7 +58,7 @@ fn events(open: Open) -> impl Stream<Item = Result<Event, Infallible>> {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return None,
                 Err(_) if open.ends <= Instant::now() => return None,
-                Err(_) => return Some((Ok(Event::default().comment("")), open)),
+                Err(_) => return Some((Ok(Event::default().event("silence").data("-")), open)),
             }
             if open.app.watch.is_closed() {
                 return None;

@@ -12,13 +12,16 @@ pub(crate) struct Problem {
     pub(crate) title: &'static str,
     pub(crate) detail: String,
     pub(crate) hint: Option<String>,
+    /// Where to sign in, if that is what is missing.
+    pub(crate) sign_in: Option<String>,
 }
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let title = match status {
             StatusCode::NOT_FOUND => "Not found",
-            StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => "Not allowed",
+            StatusCode::FORBIDDEN => "Not allowed",
+            StatusCode::UNAUTHORIZED => "Sign in again",
             StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => "Decided already",
             StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY => "Not understood",
             StatusCode::TOO_MANY_REQUESTS => "Too often",
@@ -26,7 +29,7 @@ impl Problem {
             StatusCode::GATEWAY_TIMEOUT => "Too slow",
             _ => "Refused",
         };
-        Self { status, title, detail: detail.into(), hint: None }
+        Self { status, title, detail: detail.into(), hint: None, sign_in: None }
     }
 
     pub(crate) fn not_found(detail: &str) -> Self {
@@ -45,6 +48,10 @@ impl Problem {
 impl From<AskError> for Problem {
     fn from(error: AskError) -> Self {
         match error {
+            AskError::Refused { status: StatusCode::UNAUTHORIZED, .. } => Self::new(
+                StatusCode::UNAUTHORIZED,
+                "The token is not known any more: it was revoked or replaced.",
+            ),
             AskError::Refused { status, refused } => {
                 Self { hint: refused.hint, ..Self::new(status, refused.detail) }
             }

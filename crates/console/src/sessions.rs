@@ -43,6 +43,8 @@ pub(crate) struct Session {
     pub(crate) called: Option<String>,
     /// What each form of this session carries.
     pub(crate) form_token: Arc<str>,
+    /// No relay or inbox knows the token any more.
+    pub(crate) is_revoked: bool,
     since: Instant,
     checked: Instant,
 }
@@ -74,6 +76,7 @@ impl Sessions {
             role,
             called,
             form_token: secret().into(),
+            is_revoked: false,
             since: now,
             checked: now,
         };
@@ -94,6 +97,14 @@ impl Sessions {
 
     pub(crate) fn end(&self, id: &str) {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    /// What is asked with its cookie from now on is told why it is refused.
+    pub(crate) fn revoke(&self, id: &str) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = all.get_mut(id) {
+            session.is_revoked = true;
+        }
     }
 
     /// The token was shown again, and this is what it is good for.

@@ -3,6 +3,8 @@
 mod decisions;
 mod upstream;
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
@@ -13,6 +15,8 @@ use http_body_util::BodyExt;
 use tower::ServiceExt;
 
 use self::upstream::{Changes, open_upstream, upstream};
+use crate::app::App;
+use crate::sessions::Role;
 use crate::{Console, Credential, Kind, Peer, Settings, Upstream};
 
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
@@ -20,6 +24,7 @@ const ID: &str = "0198f3f0-0000-7000-8000-000000000001";
 
 /// A console, with what its upstreams were asked to change.
 struct Stage {
+    app: Arc<App>,
     router: Router,
     changes: Changes,
     _token: tempfile::NamedTempFile,
@@ -46,8 +51,9 @@ async fn stage(change: impl FnOnce(&mut Settings)) -> Stage {
     change(&mut settings);
     let console = Console::new(settings);
     let router = console.router().layer(middleware::from_fn(at_home));
+    let app = Arc::clone(&console.app);
     let asking = tokio::spawn(async move { console.keep_asking().await });
-    Stage { router, changes, _token: token, asking }
+    Stage { app, router, changes, _token: token, asking }
 }
 
 async fn at_home(mut request: Request, next: Next) -> Response {
@@ -402,6 +408,35 @@ async fn a_token_that_is_gone_ends_its_session() {
     let out = stage.send("POST", "/sign-out", &cookie, Some(&format!("form={form}"))).await;
     assert_eq!(out.status, StatusCode::SEE_OTHER);
     assert_eq!(stage.get("/", &cookie).await.status, StatusCode::SEE_OTHER);
+}
+
+/// The page that it was about is where signing in leads to.
+#[tokio::test]
+async fn a_session_that_has_ended_says_why_and_leads_back() {
+    let stage = stage(|_| {}).await;
+    let id = stage.app.sessions.begin("gone", Role::Operator, Some("ben".into()));
+    let form = stage.app.sessions.get(&id).expect("a session").form_token;
+    let (cookie, letter) = (format!("tailpost={id}"), format!("/dead-letters/relay/{ID}"));
+    let fields = format!("form={form}&why=tests");
+    let discard = format!("{letter}/discard");
+    let link = format!("/sign-in?next=%2Fdead-letters%2Frelay%2F{ID}&amp;why=revoked");
+    let posted = stage.send("POST", &discard, &cookie, Some(&fields)).await;
+    for answer in [stage.get(&letter, &cookie).await, posted] {
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+        assert!(answer.body.contains("revoked or replaced"), "{}", answer.body);
+        assert!(answer.body.replace("&#38;", "&amp;").contains(&link), "{}", answer.body);
+        assert!(!answer.body.contains("ben") && !answer.body.contains("<nav"), "{}", answer.body);
+    }
+    stage.app.sessions.revoke(&id);
+    for (cookie, to, says) in [
+        (&*cookie, "/sign-in?next=%2Fwork&why=revoked", "revoked or replaced"),
+        ("tailpost=0000", "/sign-in?next=%2Fwork&why=forgotten", "the console was restarted"),
+    ] {
+        let answer = stage.get("/work", cookie).await;
+        assert_eq!(answer.headers[header::LOCATION].to_str().expect("text"), to);
+        let page = stage.get(to, cookie).await.body;
+        assert!(page.contains(says) && page.contains("value=\"/work\""), "{page}");
+    }
 }
 
 #[tokio::test]

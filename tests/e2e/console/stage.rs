@@ -14,7 +14,7 @@ pub(super) struct Stage {
     pub(super) relay: Relay,
     pub(super) inbox: Relay,
     pub(super) service: Service,
-    _console: Relay,
+    pub(super) console: Relay,
     pub(super) base: String,
     tokens: TempDir,
     ports: [Port; 3],
@@ -61,7 +61,7 @@ impl Stage {
         }
         let base = format!("http://{console}");
         let (relay, inbox) = (of_relay, of_inbox);
-        Self { env, relay, inbox, service, _console: of_console, base, tokens, ports }
+        Self { env, relay, inbox, service, console: of_console, base, tokens, ports }
     }
 
     pub(super) fn url(&self, path: &str) -> String {
@@ -113,6 +113,13 @@ impl Stage {
     /// Removes a token.
     pub(super) fn revoke(&self, role: &str) {
         std::fs::remove_file(self.tokens.path().join(role)).expect("remove a token");
+    }
+
+    /// Another console at the same port, with nobody's sessions.
+    pub(super) async fn restart_console(&mut self) {
+        let listen = self.console_port();
+        self.console = self.env.spawn(&["console", "--listen", &listen.to_string()]);
+        wait_listening(listen).await;
     }
 
     pub(super) fn console_port(&self) -> SocketAddr {

@@ -23,6 +23,34 @@ async fn a_browser_ends_with_its_driver() {
 mod long {
     use super::*;
 
+    /// What stays on the screen is no verdict. A console that is there again does not know who somebody
+    /// is, says so, and leads back.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_page_says_that_its_console_has_ended_and_where_to_sign_in_again() {
+        let mut stage = Stage::new(&[]).await;
+        let browser = stage.browser("operator").await;
+        browser.wait_text(".word", "Working").await;
+        browser.wait_text(".as-of", "live").await;
+        stage.console.kill9().await;
+        browser.wait_text("[data-lost]", "No connection to the console since ").await;
+        let shown = "return getComputedStyle(document.querySelector('.headline .word')).display";
+        assert_eq!(browser.script(shown).await, "none", "no verdict is left");
+        let title = browser.script("return document.title").await;
+        assert!(title.to_string().contains("No connection"), "{title}");
+        for (wide, scheme) in [(320, "dark"), (1440, "light")] {
+            browser.size(wide, 900).await;
+            browser.colours(scheme).await;
+            browser.screenshot(&format!("console-away-{wide}-{scheme}")).await;
+        }
+        stage.restart_console().await;
+        browser.wait_text("[data-lost]", "Signed out since ").await;
+        browser.click_through("[data-lost] a").await;
+        browser.wait_text("main", "the console was restarted").await;
+        browser.type_into("#token", "operator-token").await;
+        browser.click_through("main button").await;
+        browser.wait_text(".word", "Working").await;
+    }
+
     /// A relay, an inbox, the database: each is said to be away, and the rest is shown.
     #[tokio::test(flavor = "multi_thread")]
     async fn what_is_away_is_named_and_the_rest_is_shown() {

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-use crate::app::App;
+use crate::app::{Absence, App};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
 use crate::guard::is_this_machine;
@@ -21,6 +21,7 @@ use crate::visitor::{PLAIN_COOKIE, Peer, SECURE_COOKIE, THEME_COOKIE, Visitor, c
 #[serde(default)]
 pub(crate) struct Next {
     next: String,
+    why: Option<Absence>,
 }
 
 #[derive(Template)]
@@ -39,7 +40,8 @@ pub(crate) async fn sign_in_page(
     Query(next): Query<Next>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    show(&app, &visitor, next.next, None, &headers)
+    let why = next.why.and_then(Absence::words).map(str::to_owned);
+    show(&app, &visitor, next.next, why, &headers)
 }
 
 fn show(
