@@ -24,6 +24,7 @@
   let contact = Date.now();
   let listening = Date.now();
   let lost = false;
+  let counted;
   let timer = 0;
   const title = document.title;
   const asOf = () => one(".as-of");
@@ -41,7 +42,10 @@
     }
     // Rows are never moved under a pointer: a line says that there is something new.
     const list = one("[data-changed]");
-    if (list && text.letters !== undefined) list.hidden = text.letters === list.dataset.changed;
+    const letters = list ? text[list.dataset.figure] : undefined;
+    // What the console counted before the list came says nothing of it.
+    counted ??= letters;
+    if (letters !== undefined) list.hidden = letters === list.dataset.changed || letters === counted;
     if (current !== undefined && current !== shape) {
       shape = current;
       refresh();

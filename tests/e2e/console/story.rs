@@ -42,7 +42,7 @@ async fn requeue_a_group(count: i64) {
     browser.wait_text("h1", "Work").await;
     let told = format!("{} of {}", thousands(count), thousands(count));
     browser.wait_text("main", &told).await;
-    browser.wait_text("main", "done").await;
+    browser.wait_text("main", "requeued").await;
     browser.size(1440, 900).await;
     browser.screenshot("story-done").await;
     browser.press("ga").await;

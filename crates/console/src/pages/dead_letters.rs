@@ -40,6 +40,8 @@ pub(crate) struct Filter {
     pub(crate) aggregate: String,
     #[serde(rename = "type")]
     pub(crate) event_type: String,
+    /// Dead since then or later.
+    pub(crate) since: String,
     pub(crate) cursor: String,
     pub(crate) action: Option<Verb>,
     pub(crate) rate: String,
@@ -49,7 +51,7 @@ pub(crate) struct Filter {
 
 impl Filter {
     /// What the API is asked for.
-    fn query(&self, limit: u32) -> String {
+    pub(super) fn query(&self, limit: u32) -> String {
         let mut query = format!("limit={limit}");
         for (name, value) in self.parts() {
             query.push_str(&format!("&{name}={}", escape(value)));
@@ -63,6 +65,7 @@ impl Filter {
             ("reason", &self.reason),
             ("aggregate", &self.aggregate),
             ("type", &self.event_type),
+            ("since", &self.since),
             ("cursor", &self.cursor),
         ];
         // A reason may end in a space that matters.
@@ -99,6 +102,9 @@ impl Filter {
         }
         if !self.reason.is_empty() {
             body = with(body, "reason", &self.reason);
+        }
+        if !self.since.is_empty() {
+            body = with(body, "since", &self.since);
         }
         body
     }
@@ -307,10 +313,17 @@ pub(crate) fn queue_of(kind: Kind) -> &'static str {
 }
 
 impl DeadLetters {
-    /// How many letters there were, as the figure says it, which may be older than the list.
+    /// The figure that counts what is listed, if one does: of all queues, or of one.
+    fn figure(&self) -> Option<String> {
+        let source = self.filter.source.clone();
+        let is_known = self.problems.is_empty()
+            && self.filter == Filter { source: source.clone(), ..Filter::default() };
+        is_known
+            .then(|| if source.is_empty() { "letters".into() } else { format!("letters.{source}") })
+    }
+
     fn known(&self) -> String {
-        let is_whole = self.filter == Filter::default();
-        if is_whole { count(self.total) } else { self.frame.shown.text("letters").to_owned() }
+        count(self.total)
     }
 
     fn add(&mut self, source: &Source<'_>, letters: Letters) {
@@ -420,6 +433,7 @@ pub(crate) async fn work_on_letters(
         reason: get("reason"),
         aggregate: get("aggregate"),
         event_type: get("type"),
+        since: get("since"),
         consumer: get("consumer"),
         first: get("first"),
         rate: get("rate"),
@@ -466,23 +480,4 @@ async fn begin_work(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_filter_is_the_same_in_every_form() {
-        let filter = Filter {
-            source: "relay".into(),
-            reason: "payload exceeds ".into(),
-            aggregate: "order:a/b:c".into(),
-            ..Filter::default()
-        };
-        let address = "source=relay&reason=payload%20exceeds%20&aggregate=order%3Aa%2Fb%3Ac";
-        assert_eq!(filter.address(), address);
-        assert_eq!(filter.query(50).replace("limit=50", "source=relay"), address);
-        let body = json!({
-            "aggregate": { "kind": "order", "id": "a/b:c" }, "reason": "payload exceeds "
-        });
-        assert_eq!(filter.body(), body);
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Begun, Replay};
+use crate::state::figures::short;
 use crate::state::plan;
 use crate::visitor::Visitor;
 
@@ -96,6 +97,16 @@ impl Wanted {
     fn is_empty(&self) -> bool {
         let Self { aggregate, event_type, since, until, event, .. } = self;
         [aggregate, event_type, since, until, event].iter().all(|it| it.trim().is_empty())
+    }
+
+    /// Which of the events that a source has from a time on.
+    fn among(&self) -> Option<String> {
+        let event_type = self.event_type.trim();
+        let event_type = (!event_type.is_empty()).then(|| format!("the type {event_type}"));
+        let aggregate = Some(self.aggregate.trim().to_owned()).filter(|it| !it.is_empty());
+        let ids = (!self.event.trim().is_empty()).then(|| "these ids".to_owned());
+        let parts: Vec<_> = [aggregate, event_type, ids].into_iter().flatten().collect();
+        (!parts.is_empty()).then(|| short(&parts.join(" and "), 120))
     }
 
     fn rate(&self) -> Result<Option<u32>, Problem> {
@@ -185,7 +196,7 @@ async fn planned(app: &App, visitor: &Visitor, wanted: &Wanted) -> Result<Vec<Pl
     let begun: Begun = source.change(visitor, Method::POST, "replays", body).await?;
     let rate = wanted.rate()?;
     let of = |it: crate::state::answers::ReplayPlan| Planned {
-        lines: plan::replay(&it, rate),
+        lines: plan::replay(&it, wanted.among().as_deref(), rate),
         stream: it.stream,
         sources: it.sources,
         chosen: it.chosen.unwrap_or_default(),

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use futures_util::future::join_all;
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::dead_letters::queue_of;
+use super::dead_letters::{Filter, queue_of};
 use super::rewind_rows::RewindRow;
 use crate::app::{App, with};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::Replay;
+use crate::state::answers::{Letters, Replay};
 use crate::state::figures::{ABSENT, count, short};
 use crate::state::operator_answers::{
     Comparisons, Operation, OperationRequest, Operations, Rewinds,
@@ -23,6 +24,9 @@ use crate::state::operator_answers::{
 use crate::state::picture::Picture;
 use crate::state::plan::percent;
 use crate::visitor::Visitor;
+
+/// Requeues of which the page says how many became dead letters again.
+const COUNTED_MAX: usize = 5;
 
 /// A replay in a table.
 pub(crate) struct WorkRow {
@@ -93,9 +97,15 @@ struct OperationRow {
     source: String,
     kind: Kind,
     it: Operation,
+    /// Of what was requeued, how many are dead letters again.
+    again: Option<u64>,
 }
 
 impl OperationRow {
+    fn new(source: String, kind: Kind, it: Operation) -> Self {
+        Self { source, kind, it, again: None }
+    }
+
     fn what(&self) -> String {
         let OperationRequest { action, filter, consumer, first, rate, .. } = &self.it.request;
         let aggregate = filter.aggregate.as_ref().map(|it| format!("{}:{}", it.kind, it.id));
@@ -120,13 +130,37 @@ impl OperationRow {
         percent(self.it.progress.done + self.it.progress.skipped, self.it.progress.total)
     }
 
+    /// Who requeues a letter has handed it over, and not published or handled it.
     fn state(&self) -> &'static str {
-        match &self.it.progress {
+        match (&self.it.progress, &*self.it.request.action) {
             _ if self.it.is_lost => "not known any more",
-            it if it.cancelled => "cancelled",
-            it if it.ended => "done",
-            _ => "running",
+            (it, _) if it.cancelled => "cancelled",
+            (it, _) if !it.ended => "running",
+            (_, "requeue") => "requeued",
+            (_, "discard") => "discarded",
+            (_, "reject") => "rejected",
+            _ => "done",
         }
+    }
+
+    /// Letters of a requeue that are dead since it began.
+    fn dead_since(&self) -> Option<Filter> {
+        let OperationRequest { action, filter, consumer, .. } = &self.it.request;
+        let aggregate = filter.aggregate.as_ref().map(|it| format!("{}:{}", it.kind, it.id));
+        let began_at = self.it.began_at.filter(|_| action == "requeue")?;
+        Some(Filter {
+            source: self.source.clone(),
+            consumer: consumer.clone().unwrap_or_default(),
+            reason: filter.reason.clone().unwrap_or_default(),
+            aggregate: aggregate.unwrap_or_default(),
+            event_type: filter.event_type.clone().unwrap_or_default(),
+            since: began_at.to_string(),
+            ..Filter::default()
+        })
+    }
+
+    fn again_path(&self) -> String {
+        format!("/dead-letters?{}", self.dead_since().unwrap_or_default().address())
     }
 
     fn said(&self) -> String {
@@ -172,17 +206,18 @@ pub(crate) async fn work(
     let rewinds = rewinds.into_iter().flat_map(of_inbox).collect();
     let row = |(source, told): (String, Operations)| {
         let kind = app.source(&source).map_or(Kind::Relay, |it| it.kind());
-        told.operations.into_iter().map(move |it| OperationRow { source: source.clone(), kind, it })
+        told.operations.into_iter().map(move |it| OperationRow::new(source.clone(), kind, it))
     };
     let mut operations: Vec<_> = told.into_iter().flat_map(row).collect();
     app.watch.see(|picture| {
         let lost = picture.operations().filter(|(_, it)| it.is_lost);
         operations.extend(lost.map(|(source, it)| {
             let kind = app.source(source).map_or(Kind::Relay, |it| it.kind());
-            OperationRow { source: source.to_owned(), kind, it: it.clone() }
+            OperationRow::new(source.to_owned(), kind, it.clone())
         }));
     });
     operations.sort_by_key(|row| std::cmp::Reverse(row.it.began_at));
+    count_again(&app, &visitor, &mut operations).await;
     let frame = Frame::new(&app, &visitor, Place::Work, "Work");
     page(&app.watch.see(|picture| Work {
         replays: all_replays(picture),
@@ -193,6 +228,17 @@ pub(crate) async fn work(
         relays,
         frame,
     }))
+}
+
+/// What was requeued last and could not be published or handled again.
+async fn count_again(app: &App, visitor: &Visitor, rows: &mut [OperationRow]) {
+    let newest = rows.iter_mut().take(COUNTED_MAX).map(async |row| {
+        let (filter, source) = (row.dead_since()?, app.source(&row.source).ok()?);
+        let path = format!("{}/dead-letter?{}", row.queue(), filter.query(0));
+        row.again = source.get::<Letters>(visitor, &path).await.ok().map(|it| it.total);
+        row.again
+    });
+    join_all(newest).await;
 }
 
 /// Ends work on many dead letters.

@@ -77,6 +77,11 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all.set("word", it.text);
     all.set("as-of", known(picture.at.map(|at| clock(at, now))));
     all.set("letters", count(picture.dead_letters()));
+    let relays = picture.relays.iter().map(|it| (&it.key, it.books.letters.total));
+    let inboxes = picture.databases().map(|it| (&it.key, it.books.letters.total));
+    for (key, total) in relays.chain(inboxes) {
+        all.set(format!("letters.{key}"), count(total));
+    }
     all.set("work", count(picture.work() as u64));
     let moment = &picture.moment;
     all.set("rate", known(moment.rate.map(rate)));

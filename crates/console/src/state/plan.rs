@@ -142,15 +142,21 @@ pub(crate) fn letters(
     LetterPlan { total, lines, typed: verb.is_final() && total > UNTYPED_MAX }
 }
 
-/// What a replay would do.
-pub(crate) fn replay(plan: &ReplayPlan, per_second: Option<u32>) -> Vec<String> {
+/// What a replay would do: of some events among others, `of` says which.
+pub(crate) fn replay(plan: &ReplayPlan, of: Option<&str>, per_second: Option<u32>) -> Vec<String> {
     let mut lines = Vec::new();
     let chosen = plan.sources.iter().find(|it| Some(&it.source) == plan.chosen.as_ref());
     match chosen.map(|it| (&it.source, it.events)) {
         Some((source, Some(events))) => {
-            let about = if chosen.is_some_and(|it| it.is_exact) { "" } else { "at most " };
+            let is_exact = chosen.is_some_and(|it| it.is_exact);
+            let about = if is_exact { "" } else { "at most " };
             let events_text = counted(events, "event", "events");
-            lines.push(format!("Publishes {about}{events_text} again, from the {source}."));
+            lines.push(match of.filter(|_| !is_exact) {
+                Some(of) => format!(
+                    "Reads {events_text} of the {source}, and publishes those of {of} again."
+                ),
+                None => format!("Publishes {about}{events_text} again, from the {source}."),
+            });
             if let Some(rate) = per_second {
                 let seconds = events.div_ceil(u64::from(rate.max(1)));
                 lines.push(format!("At {rate} a second it takes {about}{}.", span(seconds)));
@@ -228,12 +234,15 @@ mod tests {
             consumers: vec!["billing".into()],
             ..ReplayPlan::default()
         };
-        let lines = replay(&plan, Some(50));
+        let of = replay(&plan, Some("order:o-1"), None);
+        let among = "Reads 4,210 events of the stream, and publishes those of order:o-1 again.";
+        assert_eq!(of[0], among);
+        let lines = replay(&plan, None, Some(50));
         assert_eq!(lines[0], "Publishes at most 4,210 events again, from the stream.");
         assert_eq!(lines[1], "At 50 a second it takes at most 85 s.");
         assert!(lines[2].starts_with("billing skips what it has processed."), "{lines:?}");
         plan.consumers.clear();
-        assert!(replay(&plan, None)[1].contains("repeat"));
+        assert!(replay(&plan, None, None)[1].contains("repeat"));
     }
 
     #[test]
