@@ -197,6 +197,32 @@ impl fmt::Display for When {
 
 impl HtmlSafe for When {}
 
+/// A text in which what is between backticks is code.
+pub(crate) fn ticked(text: &str) -> Ticked<'_> {
+    Ticked(text)
+}
+
+pub(crate) struct Ticked<'a>(&'a str);
+
+impl fmt::Display for Ticked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<_> = self.0.split('`').collect();
+        // One that is alone is a letter like others.
+        if parts.len() % 2 == 0 {
+            return write!(f, "{}", Escaped(self.0));
+        }
+        for (place, part) in parts.into_iter().enumerate() {
+            match place % 2 {
+                0 => write!(f, "{}", Escaped(part))?,
+                _ => write!(f, "<code class=\"wrap\">{}</code>", Escaped(part))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl HtmlSafe for Ticked<'_> {}
+
 /// A text between tags or quotes.
 struct Escaped<'a>(&'a str);
 
@@ -257,5 +283,8 @@ mod tests {
         let live = Live { name: name.clone(), text: name };
         let escaped = "&lt;img src=x onerror=&quot;alert(&#39;1&#39;)&quot;&gt;";
         assert_eq!(live.to_string(), format!("<span data-live=\"{escaped}\">{escaped}</span>"));
+        let code = ticked("is `a<b` there?").to_string();
+        assert_eq!(code, "is <code class=\"wrap\">a&lt;b</code> there?");
+        assert_eq!(ticked("it`s").to_string(), "it`s");
     }
 }

@@ -4,6 +4,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use crate::client::AskError;
+use crate::state::figures::short;
 
 /// A refusal, in the words of whoever refuses.
 #[derive(Debug, Clone)]
@@ -40,6 +41,25 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    pub(crate) fn no_aggregate(text: &str) -> Self {
+        let text = short(text.trim(), 80);
+        let detail =
+            format!("an aggregate is named with its type, as in order:o-17; not so {text}");
+        Self::bad(detail)
+    }
+
+    pub(crate) fn no_id(text: &str) -> Self {
+        let example = "0198f3f0-0000-7000-8000-000000000001";
+        let text = short(text.trim(), 80);
+        Self::bad(format!("an event's id is one such as {example}, and not {text}"))
+    }
+
+    /// As sentences.
+    pub(crate) fn says(&self) -> String {
+        let parts = [Some(&self.detail), self.hint.as_ref()].into_iter().flatten();
+        parts.map(|it| sentence(it)).collect::<Vec<_>>().join(" ")
+    }
+
     pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
     }
@@ -58,6 +78,13 @@ impl From<AskError> for Problem {
             other => Self::new(StatusCode::BAD_GATEWAY, other.to_string()),
         }
     }
+}
+
+fn sentence(text: &str) -> String {
+    let mut rest = text.trim().chars();
+    let first = rest.next().map(|it| it.to_uppercase().to_string()).unwrap_or_default();
+    let end = if text.trim().ends_with(['.', '!', '?']) { "" } else { "." };
+    format!("{first}{}{end}", rest.as_str())
 }
 
 /// The guard writes the page: it knows who looks at it.

@@ -299,15 +299,16 @@ mod long {
             .script("for (const it of document.querySelectorAll(':disabled')) it.disabled = false")
             .await;
         browser.click("[data-requeue-button]").await;
-        browser.wait_text("main", "this needs the role operator").await;
+        browser.wait_text("main", "This needs the role operator").await;
         let open = "SELECT count(*) FROM outbox_dead_letter WHERE discarded_at IS NULL";
         assert_eq!(stage.env.query::<i64>(open).await, 1);
         stage.revoke("viewer");
         until(DEADLINE, "nobody is signed in", async || {
             browser.go(&stage.url("/")).await;
-            browser.address().await.ends_with("/sign-in")
+            browser.address().await.ends_with("/sign-in?why=revoked")
         })
         .await;
+        browser.wait_text("main", "it was revoked or replaced").await;
     }
 
     /// An event blocks its aggregate. It is found from the first screen, its payload is mended, and it is

@@ -63,7 +63,7 @@ mod long {
         stage.inbox.sigterm();
         stage.inbox.wait_exit(DEADLINE).await;
         browser.wait_text(".needs", "cannot be reached").await;
-        browser.wait_text(".word", "Held up").await;
+        browser.wait_text(".word", "Inbox away").await;
         browser.wait_text("tr.old", "billing").await;
         browser.screenshot("inbox-away").await;
 
@@ -76,7 +76,7 @@ mod long {
         browser.screenshot("broker-away").await;
         browser.assert_sound("broker away").await;
         stage.env.nats.start_again().await.expect("start the broker");
-        browser.wait_text(".word", "Held up").await;
+        browser.wait_text(".word", "Inbox away").await;
 
         stage.env.postgres.kill().await.expect("kill the database");
         browser.wait_text(".word", "Database away").await;
@@ -86,7 +86,7 @@ mod long {
         browser.wait_text("main", "could not connect").await;
         stage.env.postgres.start_again().await.expect("start the database");
         browser.go(&stage.url("/")).await;
-        browser.wait_text(".word", "Held up").await;
+        browser.wait_text(".word", "Inbox away").await;
 
         stage.relay.kill9().await;
         browser.wait_text(".word", "Not answering").await;

@@ -21,7 +21,7 @@ use crate::visitor::Visitor;
 const ROWS: usize = 50;
 
 /// What people look for. The lists have more.
-const ACTIONS: [&str; 10] = [
+const ACTIONS: [&str; 12] = [
     "requeue",
     "discard",
     "reject",
@@ -32,6 +32,8 @@ const ACTIONS: [&str; 10] = [
     "rewind",
     "pause",
     "resume",
+    "close_breaker",
+    "release",
 ];
 
 #[derive(Debug, Clone, Default, Deserialize)]

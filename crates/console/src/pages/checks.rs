@@ -26,6 +26,8 @@ struct Visit {
     at: Option<Timestamp>,
     /// The worst first.
     findings: Vec<Check>,
+    /// What could not be looked at, by why not.
+    skipped: Vec<(String, Vec<Check>)>,
     /// What is as it should be.
     sound: Vec<Check>,
 }
@@ -55,13 +57,15 @@ impl Visit {
     fn new(source: String, doctor: Doctor) -> Self {
         let (sound, mut findings): (Vec<_>, Vec<_>) =
             doctor.checks.into_iter().partition(|it| it.severity == "ok");
-        let weight = |it: &Check| match &*it.severity {
-            "error" => 0,
-            "warning" => 1,
-            _ => 2,
-        };
-        findings.sort_by_key(weight);
-        Self { source, at: doctor.checked_at, findings, sound }
+        findings.sort_by_key(|it| it.severity != "error");
+        let mut skipped: Vec<(String, Vec<Check>)> = Vec::new();
+        for it in findings.extract_if(.., |it| it.severity == "skipped") {
+            match skipped.iter_mut().find(|(why, _)| *why == it.evidence) {
+                Some((_, alike)) => alike.push(it),
+                None => skipped.push((it.evidence.clone(), vec![it])),
+            }
+        }
+        Self { source, at: doctor.checked_at, findings, skipped, sound }
     }
 }
 

@@ -48,10 +48,17 @@ struct FailingRow {
     attempts: u64,
     error: String,
     next_attempt_at: Option<Timestamp>,
+    /// What is done with one that has no such time.
+    now: &'static str,
     waiting: String,
 }
 
 fn failing_rows(view: &ConsumerView) -> Vec<FailingRow> {
+    let now = match (view.breaker(), view.status.as_ref().map_or(0, |it| it.busy)) {
+        (Some("open"), 0) => "when the breaker closes",
+        (_, 0) => "soon",
+        _ => "at it now",
+    };
     let row = |(it, held_up): (&Failing, Option<&HeldUp>)| FailingRow {
         event_id: it.event_id.clone(),
         aggregate: held_up.and_then(|it| it.aggregate.as_deref()).map(|it| short(it, 80)),
@@ -59,6 +66,7 @@ fn failing_rows(view: &ConsumerView) -> Vec<FailingRow> {
         attempts: it.attempts,
         error: first_line(&it.last_error),
         next_attempt_at: it.next_attempt_at,
+        now,
         waiting: held_up.map_or_else(|| ABSENT.into(), |it| count(it.waiting)),
     };
     view.failing().map(row).collect()
@@ -125,8 +133,9 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
         facts.push(("Attempts to repeat", counted(status.counts.retried, "event", "events")));
     }
     if let Some(worker) = row.view.record.as_ref().and_then(|it| it.worker.as_ref()) {
-        facts.push(("Worker", worker.owner.clone()));
-        if let Some(at) = worker.acquired_at {
+        let is_there = worker.is_valid && !row.view.is_unanswered;
+        facts.push((if is_there { "Worker" } else { "Last worker" }, worker.owner.clone()));
+        if let Some(at) = worker.acquired_at.filter(|_| is_there) {
             facts.push(("It has the role since", clock(at, frame.now)));
         }
         facts.extend(worker.went_back.clone().map(|it| ("Went back", it)));

@@ -289,9 +289,8 @@ async fn list(
     filter: &Filter,
     limit: u32,
 ) -> Result<Letters, Problem> {
-    if !filter.aggregate.trim().is_empty() && !filter.aggregate.contains(':') {
-        let detail = format!("{} is no aggregate", short(filter.aggregate.trim(), 80));
-        return Err(Problem::bad(detail).hint("name it with its type, as in order:o-17"));
+    if !filter.aggregate.trim().is_empty() && !plan::is_aggregate(&filter.aggregate) {
+        return Err(Problem::no_aggregate(&filter.aggregate));
     }
     let queue = queue_of(source.kind());
     let path = format!("{queue}/dead-letter?{}", filter.query(limit));
@@ -476,7 +475,8 @@ async fn begin_work(
     let path = format!("{}/dead-letter/operations", queue_of(source.kind()));
     source.change::<Value>(visitor, Method::POST, &path, body).await?;
     let letters = counted(plan.total, "dead letter", "dead letters");
-    Ok(format!("Begun: {} {letters}.", verb.name()))
+    let who = if source.kind() == Kind::Relay { "relay" } else { "inbox" };
+    Ok(format!("Asked of the {who}: {} {letters}.", verb.name()))
 }
 
 #[cfg(test)]

@@ -15,10 +15,11 @@ use crate::client::AskError;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
+use crate::state::figures::counted;
 use crate::state::life::{Life, Mark, end_at, end_of_outbox, life};
 use crate::state::needs::consumer_path;
 use crate::state::picture::Picture;
-use crate::state::plan::escape;
+use crate::state::plan::{escape, is_id};
 use crate::state::story_answers::Story;
 use crate::visitor::Visitor;
 
@@ -55,6 +56,7 @@ struct End {
 /// In the outbox, and at every consumer that there is.
 fn ends(app: &App, source: &str, story: &Story) -> Vec<End> {
     let (mark, said) = end_of_outbox(story);
+    let is_published = mark == Mark::Done;
     let letter = story.dead_letter.as_ref().filter(|it| it.discarded_at.is_none());
     let letter_path = letter.map(|it| letter_path(source, it));
     let outbox = End { place: "Outbox and stream".into(), path: None, mark, said, letter_path };
@@ -63,7 +65,10 @@ fn ends(app: &App, source: &str, story: &Story) -> Vec<End> {
     let of_consumer = |name: &String| {
         let view = views.iter().find(|it| it.name == *name);
         let (of, story_of) = (view.map(|it| it.source.clone()), story.consumers.get(name));
-        let (mark, said) = end_at(story_of);
+        let (mark, said) = end_at(story_of).unwrap_or_else(|| {
+            let waiting = view.and_then(|it| it.waiting()).filter(|it| *it > 0);
+            (Mark::Open, why_unknown(is_published, waiting))
+        });
         let is_dead = story_of.is_some_and(|it| it.dead_letter.is_some());
         let letter_path = of
             .filter(|_| is_dead)
@@ -74,12 +79,27 @@ fn ends(app: &App, source: &str, story: &Story) -> Vec<End> {
     [outbox].into_iter().chain(names.into_iter().map(of_consumer)).collect()
 }
 
+/// Why a consumer has no record of it.
+fn why_unknown(is_published: bool, waiting: Option<u64>) -> String {
+    match waiting {
+        _ if !is_published => "nothing: it is not published".into(),
+        Some(waiting) => {
+            let wait = counted(waiting, "event waits", "events wait");
+            format!("no record yet: {wait} for this consumer")
+        }
+        None => "no record: it does not take the event, or has deleted the record since".into(),
+    }
+}
+
 pub(crate) async fn event(
     State(app): State<Arc<App>>,
     visitor: Visitor,
     Path(id): Path<String>,
     Query(of): Query<OfRelay>,
 ) -> Result<Response, Problem> {
+    if !is_id(&id) {
+        return Err(Problem::no_id(&id));
+    }
     let path = format!("events/{}", escape(&id));
     let relays =
         app.sources(Kind::Relay).filter(|it| of.source.is_empty() || of.source == it.key());

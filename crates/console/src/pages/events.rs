@@ -13,7 +13,7 @@ use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::figures::short;
-use crate::state::plan::escape;
+use crate::state::plan::{escape, is_aggregate, is_id};
 use crate::state::story_answers::{Events, FoundEvent};
 use crate::visitor::Visitor;
 
@@ -36,9 +36,7 @@ pub(crate) struct Search {
 
 impl Search {
     fn id(&self) -> Option<&str> {
-        let text = self.q.trim();
-        let is_id = text.len() == 36 && text.bytes().all(|it| it.is_ascii_hexdigit() || it == b'-');
-        is_id.then_some(text)
+        Some(self.q.trim()).filter(|it| is_id(it))
     }
 
     /// Without the page.
@@ -68,6 +66,15 @@ impl Search {
     }
 }
 
+/// What became of an event before the stream, as a page says it.
+pub(crate) fn at_the_relay(state: &str) -> &str {
+    match state {
+        "pending" => "waiting",
+        "dead" => "dead letter",
+        other => other,
+    }
+}
+
 struct EventRow {
     event: FoundEvent,
     source: String,
@@ -82,6 +89,10 @@ impl EventRow {
 
     fn kind(&self) -> String {
         short(self.event.event_type.as_deref().unwrap_or("–"), 80)
+    }
+
+    fn state(&self) -> &str {
+        at_the_relay(&self.event.state)
     }
 
     /// What was inserted a moment ago is published in a moment.
@@ -120,6 +131,9 @@ pub(crate) async fn events(
     }
     let (mut rows, mut next, mut problem) = (Vec::new(), None, None);
     let asked = match app.source(&search.source) {
+        Ok(_) if search.q.contains(':') && !is_aggregate(&search.q) => {
+            Err(Problem::no_aggregate(&search.q))
+        }
         Ok(source) => {
             let path = format!("events?{}", search.query());
             source.get::<Events>(&visitor, &path).await.map_err(Problem::from)

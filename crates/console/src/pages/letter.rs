@@ -14,7 +14,7 @@ use crate::frame::{Frame, Place, page_with};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Letter, LetterDetail, Letters};
-use crate::state::plan::escape;
+use crate::state::plan::{escape, is_id};
 use crate::visitor::Visitor;
 
 /// Dead letters of the same aggregate that are listed.
@@ -119,14 +119,21 @@ async fn show(
     visitor: &Visitor,
     (key, id): (&str, &str),
     whose: &Whose,
-    (has_content, again): (bool, Again),
+    (has_content, mut again): (bool, Again),
 ) -> Result<Response, Problem> {
     let source = app.source(key)?;
+    if !is_id(id) {
+        return Err(Problem::no_id(id));
+    }
     let queue = queue_of(source.kind());
     let asks = if has_content { "payload=true&" } else { "" };
     let path = format!("{queue}/dead-letter/{}?{asks}{}", escape(id), whose.query());
     let detail: LetterDetail = source.get(visitor, path.trim_end_matches(['?', '&'])).await?;
     let letter = detail.dead_letter.clone();
+    // What is decided has no buttons, and no advice to press them.
+    if let Some(problem) = again.problem.as_mut().filter(|_| detail.state != "dead") {
+        problem.hint = None;
+    }
     let neighbours = match &letter {
         Some(letter) => neighbours(&source, visitor, letter, id).await,
         None => Vec::new(),

@@ -15,7 +15,7 @@ use crate::state::answers::ShardStatus;
 use crate::state::figures::{bytes, count, rounded, short, span};
 use crate::state::needs::of_servers;
 use crate::state::operator_answers::{SlotEntry, Slots};
-use crate::state::picture::Picture;
+use crate::state::picture::{Picture, Relay};
 use crate::visitor::Visitor;
 
 /// What is open for so long keeps log that matters.
@@ -33,6 +33,7 @@ struct Reader {
 #[template(path = "log.html")]
 struct LogPage {
     frame: Frame,
+    has_many: bool,
     readers: Vec<Reader>,
     slots: Vec<SlotEntry>,
     /// Transactions that keep the log from where they began.
@@ -51,8 +52,25 @@ pub(crate) async fn log(
     let frame = Frame::new(&app, &visitor, Place::Log, "Log and slot");
     let readers = app.watch.see(|it| readers(it, frame.now));
     let old = told.iter().filter_map(|(_, it)| old_transaction(it)).collect();
-    let slots = told.into_iter().flat_map(|(_, it)| it.slots).collect();
-    page(&LogPage { frame, readers, slots, old, problems })
+    let mut slots: Vec<Vec<SlotEntry>> = Vec::new();
+    for (_, it) in told {
+        match slots.iter_mut().find(|known| is_same_server(known, &it.slots)) {
+            Some(known) => known.iter_mut().zip(it.slots).for_each(|(known, it)| {
+                known.is_configured |= it.is_configured;
+            }),
+            None => slots.push(it.slots),
+        }
+    }
+    let (slots, has_many) = (slots.concat(), of_relays.len() > 1);
+    page(&LogPage { frame, has_many, readers, slots, old, problems })
+}
+
+/// Two relays beside one server list the same slots.
+fn is_same_server(one: &[SlotEntry], other: &[SlotEntry]) -> bool {
+    let names = |slots: &[SlotEntry]| -> Vec<_> {
+        slots.iter().map(|it| (it.name.clone(), it.database.clone(), it.active)).collect()
+    };
+    names(one) == names(other)
 }
 
 fn old_transaction(slots: &Slots) -> Option<String> {
@@ -66,9 +84,11 @@ fn old_transaction(slots: &Slots) -> Option<String> {
 }
 
 fn readers(picture: &Picture, now: Timestamp) -> Vec<Reader> {
-    let shards = picture.relays.iter().flat_map(|it| it.shards());
-    let reader = |(address, it): (&str, &ShardStatus)| Reader {
-        address: address.to_owned(),
+    let shards = picture.relays.iter().flat_map(|relay| {
+        relay.shards().into_iter().map(move |(address, it)| (relay, address, it))
+    });
+    let reader = |(relay, address, it): (&Relay, &str, &ShardStatus)| Reader {
+        address: picture.called(relay, address),
         role: it.role.clone(),
         facts: facts(it),
         waits: of_servers("", it, now).filter(|_| it.role == "active").map(|it| it.what),

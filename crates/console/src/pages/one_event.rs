@@ -16,7 +16,7 @@ use crate::fields::Fields;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::state::life::{Step, branch};
-use crate::state::plan::escape;
+use crate::state::plan::{escape, is_id};
 use crate::state::story_answers::Marking;
 use crate::visitor::Visitor;
 
@@ -81,6 +81,8 @@ pub(crate) async fn plan(
     let deed = Deed::of(&deed)?;
     let plan = if event.is_empty() {
         None
+    } else if !is_id(&event) {
+        Some(Err(Problem::no_id(&event)))
     } else {
         let (path, body) = (path_of(&name, &event, Deed::Mark), json!({ "dry_run": true }));
         let known = of.change::<Marking>(&visitor, Method::POST, &path, body).await;

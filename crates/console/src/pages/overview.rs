@@ -39,6 +39,8 @@ struct Overview {
     frame: Frame,
     needs: Vec<Need>,
     has_relays: bool,
+    /// Figures are of all of them together.
+    has_many: bool,
     relays: Vec<RelayRow>,
     consumers: Vec<ConsumerRow>,
     work: Vec<WorkRow>,
@@ -75,6 +77,7 @@ pub(crate) async fn overview(
     let overview = app.watch.see(|picture| Overview {
         needs: needs(picture, now),
         has_relays: !picture.relays.is_empty(),
+        has_many: picture.relays.len() > 1,
         relays: relay_rows(picture),
         consumers: consumer_rows(picture, now),
         work: replay_rows(picture),
@@ -87,11 +90,13 @@ pub(crate) async fn overview(
 
 fn relay_rows(picture: &Picture) -> Vec<RelayRow> {
     let mut rows = Vec::new();
-    for process in picture.relays.iter().flat_map(|it| &it.processes) {
+    let all = picture.relays.iter().flat_map(|it| it.processes.iter().map(move |of| (it, of)));
+    for (relay, process) in all {
+        let called = picture.called(relay, &process.address);
         let is_up = process.is_up();
         if !is_up {
             let role = if process.link == Link::NotAsked { "not asked yet" } else { "away" };
-            let (address, role) = (process.address.clone(), role.to_owned());
+            let (address, role) = (called, role.to_owned());
             rows.push(RelayRow { address, role, is_up, facts: Vec::new() });
             continue;
         }
@@ -105,8 +110,8 @@ fn relay_rows(picture: &Picture) -> Vec<RelayRow> {
                 facts.push(format!("{} mode", shard.mode));
             }
             let address = match shard.shard {
-                Some(number) => format!("{} shard {number}", process.address),
-                None => process.address.clone(),
+                Some(number) => format!("{called} shard {number}"),
+                None => called.clone(),
             };
             rows.push(RelayRow { address, role: shard.role.clone(), is_up, facts });
         }

@@ -126,11 +126,17 @@ impl Wanted {
         ];
         for (name, text) in texts {
             let text = text.trim();
+            if name == "aggregate" && !text.is_empty() && !plan::is_aggregate(text) {
+                return Err(Problem::no_aggregate(text));
+            }
             if !text.is_empty() {
                 body = with(body, name, &moment(name, text));
             }
         }
         let events: Vec<_> = self.event.split_whitespace().collect();
+        if let Some(other) = events.iter().find(|it| !plan::is_id(it)) {
+            return Err(Problem::no_id(other));
+        }
         if !events.is_empty() {
             body = with(body, "events", &events);
         }

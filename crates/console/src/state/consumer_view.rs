@@ -5,6 +5,12 @@ use std::collections::BTreeSet;
 use super::answers::{Buckets, Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
 use super::source::{Inbox, Process};
 
+/// A consumer that has so many events before it is behind.
+const BEHIND_EVENTS: u64 = 10_000;
+/// And one with fewer whose oldest is so old, unless they are a few.
+const BEHIND_SECONDS: f64 = 60.0;
+const FEW_EVENTS: u64 = 100;
+
 /// A consumer, from all that is known of it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ConsumerView {
@@ -28,6 +34,14 @@ impl ConsumerView {
     pub(crate) fn waiting(&self) -> Option<u64> {
         let status = self.status.as_ref()?;
         Some(status.pending? + status.held + status.left)
+    }
+
+    /// Much waits, or has for long, and nothing says why: it does not get on as fast as events come.
+    fn is_behind(&self) -> bool {
+        let waiting = self.waiting().unwrap_or(0);
+        let is_old = self.oldest_seconds().is_some_and(|it| it >= BEHIND_SECONDS);
+        let fails = self.failing().next().is_some();
+        waiting >= BEHIND_EVENTS || is_old && !fails && waiting >= FEW_EVENTS
     }
 
     pub(crate) fn dead(&self) -> Option<u64> {
@@ -73,6 +87,7 @@ impl ConsumerView {
                 Some("starting") => "starting",
                 Some("stopping") => "stopping",
                 Some("paused") => "waiting",
+                _ if self.is_behind() => "behind",
                 _ => "working",
             },
         }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::answers::{Decision, FailedAttempt, Letter, process};
 use super::figures::{counted, latency};
-use super::story_answers::{ConsumerStory, Story};
+use super::story_answers::{ConsumerStory, EventRecord, Story};
 
 /// How a step went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,13 +127,11 @@ fn stored(story: &Story, trunk: &mut Vec<Step>) {
     }
 }
 
-/// What became of the event at a consumer, in a few words, and how that is meant.
-pub(crate) fn end_at(story: Option<&ConsumerStory>) -> (Mark, String) {
-    let Some(story) = story.filter(|it| it.record.is_some() || it.dead_letter.is_some()) else {
-        return (Mark::Open, "no record of it".into());
-    };
-    let Some(record) = &story.record else { return (Mark::Trouble, "a dead letter".into()) };
-    match &*record.status {
+/// What became of the event at a consumer, in a few words, and how that is meant, if it has a record.
+pub(crate) fn end_at(story: Option<&ConsumerStory>) -> Option<(Mark, String)> {
+    let story = story.filter(|it| it.record.is_some() || it.dead_letter.is_some())?;
+    let Some(record) = &story.record else { return Some((Mark::Trouble, "a dead letter".into())) };
+    Some(match &*record.status {
         "PROCESSED" => (Mark::Done, record.outcome.clone().unwrap_or_else(|| "processed".into())),
         "REJECTED" => (Mark::Trouble, "rejected".into()),
         "DEAD" if story.dead_letter.is_some() => (Mark::Trouble, "a dead letter".into()),
@@ -142,8 +140,15 @@ pub(crate) fn end_at(story: Option<&ConsumerStory>) -> (Mark, String) {
             let attempts = counted(record.attempts, "attempt", "attempts");
             (Mark::Trouble, format!("fails, {attempts}"))
         }
+        _ if has_failed(story, record) => (Mark::Trouble, "fails, and waits for its turn".into()),
         _ => (Mark::Open, "at work".into()),
-    }
+    })
+}
+
+/// Whether the attempt that it was claimed for has ended.
+fn has_failed(story: &ConsumerStory, record: &EventRecord) -> bool {
+    let last = story.failed_attempts.last().and_then(|it| it.failed_at);
+    last.is_some_and(|last| record.claimed_at.is_none_or(|claimed| claimed <= last))
 }
 
 /// The same of the outbox and its stream.
@@ -247,6 +252,9 @@ pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
                 let next = record.next_attempt_at.map(|it| format!("next attempt at {it}"));
                 let step = Step::new(Mark::Trouble, "failed", None);
                 steps.push(step.fact(error).fact(next));
+            }
+            _ if has_failed(story, record) => {
+                steps.push(Step::new(Mark::Open, "waits for another attempt", None));
             }
             _ => steps.push(Step::new(Mark::Open, "at work", None).fact(error)),
         }

@@ -157,6 +157,10 @@ fn relay_behind(key: &str, shards: &[&ShardStatus], now: Timestamp) -> Option<Be
 fn consumer_behind(it: &ConsumerView) -> Option<Behind> {
     let whose = short(&it.name, 24);
     let Some(seconds) = it.oldest_seconds() else {
+        if it.waiting().is_none() && matches!(it.state(), "no worker" | "no answer") {
+            // Nobody knows. What is known to be worse than a second is told instead.
+            return Some(Behind { seconds: 1.0, text: ABSENT.into(), whose });
+        }
         let waiting = it.waiting().filter(|many| *many > 0 && it.state() != "working")?;
         let text = counted(waiting, "event", "events");
         return Some(Behind { seconds: f64::INFINITY, text, whose });

@@ -3,16 +3,20 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::answers::{Failing, Group, ShardStatus};
-use super::figures::{bytes, clock, count, counted, first_line, rate, rounded, short, span, until};
+use super::figures::{bytes, count, counted, first_line, rate, rounded, short, span, until};
+use super::history::Reach;
 use super::operator_answers::{Operation, Progress};
-use super::picture::{ConsumerView, Failure, Inbox, Link, Picture, Process, Relay};
+use super::picture::{
+    ConsumerView, Failure, Inbox, Link, Picture, Process, Relay, consumer_series,
+};
 
 /// A log that is full within this time needs a person now.
 const HEADROOM_SECONDS: u64 = 86_400;
-/// A consumer that has so many events before it is behind.
-const BEHIND_EVENTS: u64 = 10_000;
 /// A relay with events in flight and for so long no answer does not get on.
 const STANDSTILL_SECONDS: f64 = 5.0;
+/// From how many seconds the trend of what waits for a consumer is, and from how few at least.
+const TREND_SECONDS: i64 = 60;
+const TREND_MIN: f64 = 5.0;
 /// What is tried again within this time needs nobody yet.
 const RETRY_SECONDS: i64 = 60;
 /// Groups of dead letters that the first screen lists of each queue.
@@ -46,6 +50,8 @@ pub(crate) struct Need {
     /// Facts, each a few words.
     pub(crate) facts: Vec<String>,
     pub(crate) since: Option<Timestamp>,
+    /// When it is tried again.
+    pub(crate) next: Option<Timestamp>,
     /// Where to look.
     pub(crate) path: String,
     pub(crate) act: Option<Act>,
@@ -59,6 +65,7 @@ impl Need {
             what: what.into(),
             facts: Vec::new(),
             since: None,
+            next: None,
             path: "/".into(),
             act: None,
         }
@@ -305,7 +312,9 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
     let waiting = it.waiting().filter(|it| *it > 0).map(|it| format!("{} wait", count(it)));
     let need = |what: String| Need::new(Weight::Waits, &*it.name, what).at(&*path);
     let oldest = it.oldest_seconds().map(|it| format!("oldest {}", span(rounded(it))));
-    if let Some(pause) = it.record.as_ref().and_then(|it| it.pause.as_ref()) {
+    // What nobody confirms may be over.
+    let record = it.record.as_ref().filter(|_| !it.is_unanswered);
+    if let Some(pause) = record.and_then(|it| it.pause.as_ref()) {
         let why = pause.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
         let need = need(format!("paused by {}{why}", pause.by)).since(pause.at).fact(waiting);
         return Some(need.act("Resume", format!("{path}/resume"), true));
@@ -319,28 +328,44 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
         }
         "breaker open" | "probing" => {
             let probe = it.status.as_ref().and_then(|it| it.handler.next_probe_at);
-            let probe = probe.or_else(|| worker?.next_probe_at).filter(|it| *it > now);
-            let probe = probe.map(|it| format!("next try {}", clock(it, now)));
+            let probe = probe.or_else(|| worker?.next_probe_at);
             let reason = reason.map(|it| format!(": {it}")).unwrap_or_default();
-            let need = need(format!("breaker open{reason}")).fact(waiting).fact(oldest).fact(probe);
+            let need = need(format!("breaker open{reason}")).fact(waiting).fact(oldest);
+            let need = Need { next: probe, ..need };
             Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
         }
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
-        "working" => of_failing(it, now).or_else(|| {
-            let is_behind = it.waiting().is_some_and(|it| it >= BEHIND_EVENTS);
-            is_behind.then(|| need(why_behind(it, picture)).fact(waiting).fact(oldest))
-        }),
+        "working" => of_failing(it, now),
+        "behind" => of_failing(it, now)
+            .or_else(|| Some(need(why_behind(it, picture, now)).fact(waiting).fact(oldest))),
         _ => None,
     }
 }
 
 /// How fast it gets on, and how long its attempts take. How many events come for it nobody says: it
 /// may take some of the subjects only.
-fn why_behind(it: &ConsumerView, picture: &Picture) -> String {
+pub(crate) fn why_behind(it: &ConsumerView, picture: &Picture, now: Timestamp) -> String {
     let (of, moment) = ((it.source.clone(), it.name.clone()), &picture.moment);
     let Some(handles) = moment.consumers.get(&of).copied() else { return "behind".into() };
     let took = moment.attempts.get(&of).map(|it| format!(", an attempt takes {}", it.words()));
-    format!("behind: handles {} a second{}", rate(handles), took.unwrap_or_default())
+    let caught_up = catches_up(it, picture, now);
+    let caught_up = caught_up.map(|it| format!(", catches up in about {}", span(it)));
+    let (took, caught_up) = (took.unwrap_or_default(), caught_up.unwrap_or_default());
+    format!("behind: handles {} a second{took}{caught_up}", rate(handles))
+}
+
+/// In how many seconds, if fewer wait than a minute ago.
+fn catches_up(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<u64> {
+    let window = picture.history.window(Reach::QuarterHour, now);
+    let waited =
+        picture.history.points(&consumer_series("waiting", &it.source, &it.name), window, now);
+    let recent = usize::try_from(TREND_SECONDS / window.seconds).unwrap_or(1).max(2);
+    let points = waited.iter().enumerate().rev().take(recent);
+    let known: Vec<_> = points.filter_map(|(at, it)| Some((at, (*it)?))).collect();
+    let ((last, now_waits), (first, waited)) = (known.first()?, known.last()?);
+    let seconds = super::figures::as_f64((last - first) as u64 * window.seconds.unsigned_abs());
+    let fell = (waited - now_waits) / seconds;
+    (seconds >= TREND_MIN && fell > 0.0).then(|| rounded(now_waits / fell))
 }
 
 /// The event that fails for longest, if that does not pass by itself: it was tried again in vain, or is

@@ -140,6 +140,11 @@ impl Picture {
         self.relays.iter().find(|it| it.key == key)
     }
 
+    /// What a process of this relay is called: with several relays, with the relay's name.
+    pub(crate) fn called(&self, relay: &Relay, address: &str) -> String {
+        if self.relays.len() > 1 { format!("{} {address}", relay.key) } else { address.to_owned() }
+    }
+
     /// The inboxes, one of each database: of those that share one the first that answers.
     pub(crate) fn databases(&self) -> impl Iterator<Item = &Inbox> {
         self.inboxes.iter().filter(|it| is_first(&self.inboxes, it))

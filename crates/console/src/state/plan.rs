@@ -23,6 +23,16 @@ pub(crate) fn literal(fingerprint: &str) -> &str {
     parts.fold("", |longest, it| if it.len() > longest.len() { it } else { longest })
 }
 
+/// Whether it can be the id of an event.
+pub(crate) fn is_id(text: &str) -> bool {
+    text.len() == 36 && text.bytes().all(|it| it.is_ascii_hexdigit() || it == b'-')
+}
+
+/// Whether it is an aggregate with its type, as `order:o-17`.
+pub(crate) fn is_aggregate(text: &str) -> bool {
+    text.trim().split_once(':').is_some_and(|(kind, id)| !kind.is_empty() && !id.is_empty())
+}
+
 /// A fingerprint as people read it.
 pub(crate) fn cause(fingerprint: &str) -> String {
     fingerprint.replace("<n>", "…").replace("<id>", "…")
@@ -102,9 +112,12 @@ pub(crate) fn letters(
     let causes = counted(letters.groups.len() as u64, "cause", "causes");
     let at_most = if letters.groups.len() > 1 { "at most " } else { "" };
     let of = counted(aggregates, "aggregate", "aggregates");
-    lines.push(format!("They have {causes} and are of {at_most}{of}."));
-    if total < letters.total {
-        lines.push(format!("The {} oldest are meant.", count(total)));
+    let all = counted(letters.total, "dead letter", "dead letters");
+    lines.push(format!("{all}, of {causes} and {at_most}{of}."));
+    match total {
+        it if it == letters.total => {}
+        1 => lines.push("The oldest is meant.".into()),
+        some => lines.push(format!("The {} oldest are meant.", count(some))),
     }
     match (verb, kind) {
         (Verb::Requeue, Kind::Inbox) => {
@@ -212,7 +225,7 @@ mod tests {
     #[test]
     fn a_plan_says_how_many_and_how_long() {
         let plan = letters(Verb::Requeue, &of(1000), (None, Some(50)), Kind::Relay);
-        assert_eq!(plan.lines[0], "They have 1 cause and are of 1,000 aggregates.");
+        assert_eq!(plan.lines[0], "1,000 dead letters, of 1 cause and 1,000 aggregates.");
         assert!(plan.lines.iter().any(|it| it == "At 50 a second it takes 20 s."), "{plan:?}");
         assert!(!plan.typed);
     }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::needs::{Weight, has_lost_database, needs};
-use super::picture::{Link, Picture, Relay};
+use super::picture::{Inbox, Link, Picture, Relay};
 
 /// How a word is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,13 @@ impl Word {
 /// needs a person.
 pub(crate) fn word(picture: &Picture, now: Timestamp) -> Word {
     let word = of_processes(picture);
+    let is_away = |it: &Inbox| {
+        let is_asked = it.unread.is_some() || !it.processes.is_empty();
+        is_asked && it.processes.iter().all(|it| matches!(it.link, Link::Down { .. }))
+    };
+    if word.tone == Tone::Good && picture.databases().any(is_away) {
+        return Word::trouble("Inbox away");
+    }
     let has_trouble = || needs(picture, now).iter().any(|it| it.weight < Weight::Look);
     if word.tone == Tone::Good && has_trouble() { Word::trouble("Held up") } else { word }
 }
@@ -150,7 +157,7 @@ mod tests {
         assert_eq!(of(open), "Held up");
         let mut away = round();
         away.inboxes[0].processes[0].1 = Err(failure("refused"));
-        assert_eq!(of(away), "Held up");
+        assert_eq!(of(away), "Inbox away");
     }
 
     #[test]

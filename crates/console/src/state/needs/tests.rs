@@ -81,8 +81,8 @@ fn an_open_breaker_says_why_and_until_when() {
     }
     let found = of(open);
     assert_eq!(found[0].what, "breaker open: the handler is away: 503");
-    assert_eq!(found[0].facts[..2], ["42 wait", "oldest 2 s"]);
-    assert!(found[0].facts[2].starts_with("next try "), "{:?}", found[0].facts);
+    assert_eq!(found[0].facts, ["42 wait", "oldest 2 s"]);
+    assert_eq!(found[0].next, Some(at(160)));
     let act = found[0].act.as_ref().expect("it can be closed");
     assert_eq!((&*act.path, act.is_change), ("/consumers/inbox/mailer/close-breaker", true));
 }
@@ -102,6 +102,28 @@ fn a_consumer_that_works_and_has_much_before_it_is_behind() {
     }
     let why = "behind: handles 50 a second, an attempt takes 16 ms (p99 2.0 s)";
     assert_eq!(needs(&picture([behind, later]), at(100))[0].what, why);
+}
+
+/// They are no ten thousand, and the oldest waits for twelve minutes.
+#[test]
+fn a_consumer_with_an_old_backlog_is_behind_and_says_until_when() {
+    let waits = |pending| {
+        let mut round = round();
+        if let Ok((status, _)) = &mut round.inboxes[0].processes[0].1 {
+            status.consumers.get_mut("mailer").expect("it is there").pending = Some(pending);
+        }
+        if let Some(Ok(books)) = &mut round.inboxes[0].books {
+            books.consumers[0].oldest_seconds = Some(720.0);
+        }
+        round
+    };
+    let falling = picture((0..20).map(|second| waits(6_000 - 100 * second)));
+    let found = needs(&falling, at(19));
+    assert!(found[0].what.starts_with("behind: handles "), "{found:?}");
+    assert!(found[0].what.contains(", catches up in about "), "{found:?}");
+    let growing = picture((0..20).map(|second| waits(5_000 + 100 * second)));
+    assert!(!needs(&growing, at(19))[0].what.contains("catches up"));
+    assert_eq!(needs(&picture([waits(20)]), at(1)), []);
 }
 
 /// One that is tried again in a moment needs nobody.
