@@ -19,7 +19,8 @@ const CHANGES: &[Change] = &[
     ("takes only small messages", |it| it.max_message_size = 100_000),
     ("is compressed", |it| it.compression = Some(Compression::S2)),
     ("forgets ids at once", |it| it.duplicate_window = Duration::from_millis(100)),
-    ("forgets after an hour", |it| it.max_age = Duration::from_hours(1)),
+    // Longer than any soak: what it removes was stored.
+    ("forgets after a week", |it| it.max_age = Duration::from_hours(7 * 24)),
     ("answers no direct reads", |it| it.allow_direct = false),
     ("publishes again", |it| {
         let (source, destination) = ("outbox.>".into(), "heard.>".into());
