@@ -96,6 +96,34 @@ async fn an_event_is_parked_durably_where_commits_do_not_wait_for_the_disk() {
     assert_eq!(env.query::<String>("SELECT min(durable) FROM how").await, "on");
 }
 
+/// The server tells clients that are connected nothing of it.
+// proves: G-DEAD-4
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_the_broker_that_is_raised_while_the_relay_runs_holds_for_what_is_requeued() {
+    let config = |bytes: usize| vec![format!("max_payload: {bytes}")];
+    let nats = NatsOptions { config: config(4_096), ..NatsOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let _relay = env.relay();
+    let (good, poison) = insert_with_poison(&env, 10).await;
+    let id = poison[0].to_string();
+    env.wait_stored(good.len() as u64).await;
+    let parked = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "parked", async || env.query::<i64>(parked).await == 1).await;
+    env.nats.reload(config(1 << 20), None).await.expect("reload");
+    // It asks again after some seconds only.
+    until(DEADLINE, "published", async || {
+        if env.query::<i64>(parked).await == 1 {
+            env.ends_with(0, &["outbox", "dlq", "requeue", &id, "--direct"]).await;
+        }
+        env.stored_ids().await.contains(&poison[0])
+    })
+    .await;
+    env.wait_marked().await;
+    assert_eq!(env.stored().await.len(), 10, "each once");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_over_the_streams_limit_is_parked_and_the_others_stay_in_order() {
     let env = TestEnv::new().await;

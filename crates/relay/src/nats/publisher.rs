@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
@@ -27,6 +28,9 @@ use crate::error::Error;
 
 /// Answers taken at a time, so that sending and reading get their turns.
 const ANSWERS_AT_ONCE: usize = 512;
+
+/// How often a message that is too large for the server has the client connect once more, at most.
+const CONNECTED_ANEW_EVERY: Duration = Duration::from_secs(10);
 
 /// Headers besides [`OURS`], without those that the event brings.
 const OTHERS: usize = 4;
@@ -78,6 +82,8 @@ pub(crate) struct Publisher {
     position: PositionPrefix,
     statistics: Arc<Statistics>,
     connects: u64,
+    /// Because a message was too large for the server.
+    connected_anew_at: Option<Instant>,
     limits: watch::Receiver<Limits>,
     permission_violations: PermissionViolations,
 }
@@ -128,6 +134,7 @@ impl Publisher {
             position: PositionPrefix::new(history),
             statistics,
             connects,
+            connected_anew_at: None,
             limits,
             permission_violations: PermissionViolations::new(link),
         };
@@ -178,12 +185,27 @@ impl Publisher {
             Ok(()) => Ok(None),
             Err(error) if matches!(error.kind(), PublishErrorKind::MaxPayloadExceeded) => {
                 let max = self.client.max_payload();
-                Ok(Some(Refusal::Message(format!(
-                    "payload and headers exceed the broker's max_payload of {max} bytes"
-                ))))
+                let reason =
+                    format!("payload and headers exceed the broker's max_payload of {max} bytes");
+                Ok(Some(match self.asks_anew() {
+                    true => Refusal::OverLimit(reason),
+                    false => Refusal::Message(reason),
+                }))
             }
             Err(error) => Err(Error::jetstream("hand a message to the broker")(error)),
         }
+    }
+
+    /// The server tells its `max_payload` when a client connects, and not when it is configured anew:
+    /// the client connects once more, before the stream is asked. False if it has done so lately.
+    fn asks_anew(&mut self) -> bool {
+        let is_recent = |at: Instant| at.elapsed() < CONNECTED_ANEW_EVERY;
+        if self.connected_anew_at.is_some_and(is_recent) {
+            return false;
+        }
+        self.connected_anew_at = Some(Instant::now());
+        // There is room for a message, hence for this.
+        self.client.force_reconnect().now_or_never().is_some_and(|it| it.is_ok())
     }
 
     /// Ends a batch; [`ready`](Self::ready) must have said that something can be handed over.
