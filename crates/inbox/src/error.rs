@@ -111,6 +111,12 @@ impl Error {
         }
     }
 
+    /// Whether the broker was asked, and gave no answer in time.
+    pub(crate) fn is_silence(&self) -> bool {
+        let says = |text: &str| text.contains("timed out") || text.contains("has elapsed");
+        matches!(self, Self::JetStream { .. }) && says(&servers::describe(self))
+    }
+
     /// In one line, without the details that PostgreSQL adds: they have values in them.
     pub(crate) fn without_data(&self) -> String {
         match self {

@@ -96,6 +96,7 @@ pub(crate) async fn run<W: Work>(
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         hindered: watch::Sender::default(),
+        unanswered: Arc::default(),
         mended,
         alone: Arc::default(),
         places: config.partitions.map(|_| Arc::new(Semaphore::new(config.lanes))),
@@ -205,6 +206,7 @@ impl<W: Work> Worker<W> {
             match ended {
                 Ok(summary) => counts = summary,
                 Err(error) if error.is_transient() => {
+                    self.context.unanswered.failed(&self.nats.1, &error).await;
                     let error = error.without_data();
                     warn!(consumer = self.context.config.consumer, error, "trying again");
                     self.context.hinder(true);
@@ -314,11 +316,11 @@ impl<W: Work> Worker<W> {
 
     async fn session(&mut self, term: Term, counts: Summary) -> Result<Summary, Error> {
         let context = Arc::new(Context { term, ..(*self.context).clone() });
-        let Context { config, pool, .. } = &*context;
+        let Context { config, pool, tally, unanswered, .. } = &*context;
         // Before anything is begun.
         let wanted = self.controlling.begin().await?;
         let mut source =
-            Source::open(&self.nats.1, config, self.find_resolved(), &self.context.tally).await?;
+            Source::open(&self.nats.1, config, self.find_resolved(), (tally, unanswered)).await?;
         check_retention(config, source.max_age())?;
         self.context.may_forget.send_replace(true);
         let origin = source.origin().clone();

@@ -5,6 +5,7 @@ mod advisories;
 mod any_history;
 mod any_message;
 mod bounds;
+mod changed_consumer;
 mod consumer_ahead;
 mod consumers_api;
 mod counted;

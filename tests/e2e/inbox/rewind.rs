@@ -303,7 +303,7 @@ async fn a_consumer_that_somebody_resets_begins_anew() {
     inbox.wait_acked().await;
     let stream = inbox.env.stream().await;
     stream.reset_consumer("worker", Some(150)).await.expect("reset the consumer");
-    worker.wait_log("made anew or reset: beginning anew").await;
+    worker.wait_log("reset or changed: beginning anew").await;
     inbox.publish_many(200, 200, &json!({})).await;
     inbox.wait_count("effects", 400).await;
     inbox.wait_acked().await;

@@ -1,5 +1,7 @@
 //! The durable consumer: made as the configuration says, and kept so.
 
+mod going_back;
+
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,16 +12,16 @@ use async_nats::jetstream::consumer::{
 };
 use async_nats::jetstream::context::{ConsumerInfoError, ConsumerInfoErrorKind};
 use async_nats::jetstream::stream::{
-    self, ConsumerError, ConsumerErrorKind, ConsumerResetErrorKind, ConsumerUpdateErrorKind,
-    RetentionPolicy, Stream,
+    self, ConsumerError, ConsumerErrorKind, ConsumerUpdateErrorKind, Stream,
 };
 use async_nats::jetstream::{self, ErrorCode};
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use outbox::wire;
-use serde::Serialize;
-use tracing::info;
+use tracing::{info, warn};
 
+pub(crate) use self::going_back::rewind;
+pub use self::going_back::{RewindMethod, begins_at, keeps_messages, rewind_method};
 use crate::Error;
 use crate::config::Config;
 use crate::record::rounded;
@@ -87,10 +89,8 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
                    is handled twice, the inbox knows what it has handled",
         });
     }
-    let found = pull::Config::try_from_consumer_config(info.config.clone());
-    let found = found.map_err(Error::jetstream(LOOKING))?;
-    let max_ack_pending = found.max_ack_pending;
-    let (changed, settings) = changes(found, config);
+    let max_ack_pending = info.config.max_ack_pending;
+    let (changed, settings) = changes(&info.config, config)?;
     // What was stored before the transform may wait.
     let waits = info.num_pending > 0 || info.num_ack_pending > 0;
     if !waits || settings.contains(&"filter_subjects") {
@@ -107,6 +107,14 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
         updated.map_err(Error::jetstream("change the durable consumer"))?;
         let settings = settings.join(", ");
         info!(consumer, stream = name, settings, "changed the durable consumer");
+        if is_for_others(&info.config, config) {
+            warn!(
+                consumer,
+                before = filters_of(&info.config).join(", "),
+                now = config.filter_subjects.join(", "),
+                "it is for other subjects from here on: `tailpost inbox rewind` brings earlier events"
+            );
+        }
     }
     let opened = stream.get_consumer(consumer).await;
     opened.map(|it| (it, false)).map_err(Error::jetstream(LOOKING))
@@ -265,86 +273,22 @@ pub(crate) fn take(filters: &[String], subject: &str) -> bool {
     filters.is_empty() || filters.iter().any(|it| wire::subject_matches(it, subject))
 }
 
-/// How a consumer goes back in its stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RewindMethod {
-    /// The broker resets it.
-    Reset,
-    /// It is deleted and made again with another start: the broker cannot reset it.
-    MadeAnew,
-}
-
-/// How the durable consumer would be rewound to `from`. As far as can be told: of one that begins at
-/// a time the broker decides.
-#[must_use]
-pub fn rewind_method(nats: &Client, found: Option<&Info>, from: u64) -> RewindMethod {
-    let allows = |info: &Info| match info.config.deliver_policy {
-        DeliverPolicy::All | DeliverPolicy::ByStartTime { .. } => true,
-        DeliverPolicy::ByStartSequence { start_sequence } => start_sequence <= from,
-        _ => false,
-    };
-    if nats.is_server_compatible(2, 14, 0) && found.is_some_and(allows) {
-        RewindMethod::Reset
-    } else {
-        RewindMethod::MadeAnew
-    }
-}
-
-/// Where a consumer that goes back to `from` begins: what it has not acknowledged must come too. All
-/// comes if nobody knows what that is.
-#[must_use]
-pub fn begins_at(found: Option<&Info>, from: u64) -> u64 {
-    found.map_or(1, |info| from.min(info.ack_floor.stream_sequence + 1))
-}
-
-/// Whether messages outlive the consumers that have acknowledged them. Where they do not, a consumer
-/// that is deleted takes with it what only it had before it.
-#[must_use]
-pub fn keeps_messages(stream: &Stream) -> bool {
-    stream.cached_info().config.retention == RetentionPolicy::Limits
-}
-
-/// Has the durable consumer deliver everything from `from` on, in the stream's order. Again does no
-/// harm. What the session before acknowledged arrives before, as long as both use one connection.
-pub(crate) async fn rewind(
-    nats: &Client,
-    stream: &Stream,
-    config: &Config,
-    from: u64,
-) -> Result<RewindMethod, Error> {
-    let found = find(stream, config).await?;
-    if rewind_method(nats, found.as_ref(), from) == RewindMethod::Reset {
-        match stream.reset_consumer(&config.durable(), Some(from)).await {
-            Ok(_) => return Ok(RewindMethod::Reset),
-            Err(error) if error.kind() == ConsumerResetErrorKind::InvalidReset => {}
-            Err(error) => return Err(Error::jetstream("reset the durable consumer")(error)),
-        }
-    }
-    if !keeps_messages(stream) {
-        return Err(Error::cannot_rewind(&config.stream));
-    }
-    let before = match found {
-        Some(info) => {
-            let deleted = stream.delete_consumer(&config.durable()).await;
-            deleted.map_err(Error::jetstream("delete the durable consumer"))?;
-            pull::Config::try_from_consumer_config(info.config)
-                .map_err(Error::jetstream(LOOKING))?
-        }
-        None => wanted(config),
-    };
-    let deliver_policy = DeliverPolicy::ByStartSequence { start_sequence: from };
-    create(stream, pull::Config { deliver_policy, ..before }).await?;
-    Ok(RewindMethod::MadeAnew)
-}
-
 const LOOKING: &str = "look up the durable consumer";
+
+/// Whether the consumer is for other subjects than the configuration says.
+pub(crate) fn is_for_others(found: &consumer::Config, config: &Config) -> bool {
+    all_of(filters_of(found)) != all_of(config.filter_subjects.clone())
+}
+
+/// None is all.
+fn all_of(filters: Vec<String>) -> BTreeSet<String> {
+    if filters.iter().any(|it| it == ">") { BTreeSet::new() } else { filters.into_iter().collect() }
+}
 
 /// The settings in which a consumer is not as the configuration wants it.
 #[must_use]
 pub fn differences(found: &consumer::Config, config: &Config) -> Vec<&'static str> {
-    let found = pull::Config::try_from_consumer_config(found.clone());
-    found.map(|found| changes(found, config).1).unwrap_or_default()
+    changes(found, config).map(|it| it.1).unwrap_or_default()
 }
 
 /// What makes a consumer useless for an inbox, and stays for as long as the consumer.
@@ -366,20 +310,21 @@ pub fn obstacle(found: &consumer::Config) -> Option<&'static str> {
 }
 
 /// The consumer as it should be, and the settings in which it was not.
-fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static str>) {
+fn changes(
+    found: &consumer::Config,
+    config: &Config,
+) -> Result<(pull::Config, Vec<&'static str>), Error> {
+    let is_other = is_for_others(found, config);
+    let found = pull::Config::try_from_consumer_config(found.clone());
+    let found = found.map_err(Error::jetstream(LOOKING))?;
     let wanted = wanted(config);
-    let filters = |it: &pull::Config| -> BTreeSet<String> {
-        let one = Some(&it.filter_subject).filter(|it| !it.is_empty());
-        let all: BTreeSet<_> = one.into_iter().chain(&it.filter_subjects).cloned().collect();
-        if all.contains(">") { BTreeSet::new() } else { all }
-    };
     let is_unchosen = found.max_ack_pending == ACK_PENDING_UNCHOSEN;
     let pulled_max = i64::try_from(PULLED_MAX).unwrap_or(i64::MAX);
     let is_limited = (1..pulled_max).contains(&found.max_batch)
         || found.max_bytes > 0
         || (!found.max_expires.is_zero() && found.max_expires < PULL_EXPIRES);
     let settings = [
-        ("filter_subjects", filters(&found) != filters(&wanted)),
+        ("filter_subjects", is_other),
         // A backoff stands in for ack_wait.
         ("ack_wait", found.ack_wait != wanted.ack_wait || !found.backoff.is_empty()),
         ("max_deliver", found.max_deliver > 0),
@@ -405,7 +350,8 @@ fn changes(found: pull::Config, config: &Config) -> (pull::Config, Vec<&'static 
         (changed.max_batch, changed.max_bytes) = (0, 0);
         changed.max_expires = Duration::ZERO;
     }
-    (changed, settings.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect())
+    let settings = settings.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name);
+    Ok((changed, settings.collect()))
 }
 
 fn wanted(config: &Config) -> pull::Config {
@@ -437,6 +383,7 @@ fn is_not_found(error: &ConsumerInfoError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use async_nats::jetstream::stream::RetentionPolicy;
     use lab::{Nats, NatsOptions};
 
     use super::*;

@@ -11,6 +11,7 @@
 //! answer of the server's, never arrives; it is read like all else that did not, one by one
 //! (`stored_message.rs`), and acknowledged from there: delivered again, it would break the connection again.
 
+mod changed;
 mod floor;
 mod outstanding;
 mod place;
@@ -31,6 +32,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use self::changed::{is_changed, lacks_body};
 use self::floor::Floor;
 use self::outstanding::LOOKED_UP_MAX;
 use self::place::Place;
@@ -41,7 +43,8 @@ use crate::engine::{Delivered, Path};
 use crate::feed::{Closed, Feed};
 use crate::message::{Message, Origin};
 use crate::nats::durable_consumer::{self, PULL_EXPIRES, PULLED_MAX};
-use crate::nats::{reconnects, stored_message};
+use crate::nats::reconnects::{self, Unanswered};
+use crate::nats::stored_message;
 use crate::record::Key;
 use crate::tally::Tally;
 use servers::describe;
@@ -87,6 +90,7 @@ pub(crate) struct Source {
     fed_of: Option<Timestamp>,
     find_resolved: FindResolved,
     silence: Silence,
+    unanswered: Arc<Unanswered>,
     tally: Arc<Tally>,
     /// Why nothing can be taken, while that is so.
     trouble: watch::Sender<Option<String>>,
@@ -98,7 +102,7 @@ impl Source {
         nats: &Client,
         config: &Config,
         find_resolved: FindResolved,
-        tally: &Arc<Tally>,
+        (tally, unanswered): (&Arc<Tally>, &Arc<Unanswered>),
     ) -> Result<Self, Error> {
         let stream = durable_consumer::stream(nats, config).await?;
         let name = config.durable();
@@ -127,6 +131,7 @@ impl Source {
             fed_of,
             find_resolved,
             silence: Silence::new(),
+            unanswered: Arc::clone(unanswered),
             tally: Arc::clone(tally),
             trouble: watch::Sender::default(),
         })
@@ -198,8 +203,9 @@ impl Source {
                 self.pull(most.min(PULLED_MAX), connects, &mut feed).await
             };
             let result = result.await;
-            if result.is_ok() {
-                self.is_heard();
+            match &result {
+                Ok(_) => self.is_heard(),
+                Err(error) => self.unanswered.failed(&self.nats, error).await,
             }
             match result {
                 Ok(Pulled::All) => {}
@@ -207,7 +213,8 @@ impl Source {
                 Ok(Pulled::OfAnother { went_back }) => {
                     warn!(
                         consumer = self.name,
-                        went_back, "stream or consumer was made anew or reset: beginning anew"
+                        went_back,
+                        "stream or consumer was made anew, reset or changed: beginning anew"
                     );
                     stop.cancel();
                     return went_back;
@@ -215,9 +222,10 @@ impl Source {
                 Err(error) => {
                     let error = describe(&error);
                     warn!(consumer = self.name, error, "could not take messages");
-                    self.trouble.send_replace(Some(format!("the broker is away: {error}")));
                     (behind, self.one_by_one) = (true, true);
-                    self.make_again().await;
+                    let refused = self.make_again().await;
+                    let why = refused.unwrap_or_else(|| format!("the broker is away: {error}"));
+                    self.trouble.send_replace(Some(why));
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -229,6 +237,7 @@ impl Source {
 
     /// The broker answers, and may have nothing to say although it should.
     fn is_heard(&self) {
+        self.unanswered.answered();
         let why = self.silence.why();
         self.trouble.send_if_modified(|it| {
             if let (None, Some(reason)) = (&it, &why) {
@@ -252,7 +261,8 @@ impl Source {
     }
 
     /// Makes the durable consumer again if somebody has deleted it. What it delivers then is known.
-    async fn make_again(&mut self) {
+    /// Says why the one that is there cannot be used.
+    async fn make_again(&mut self) -> Option<String> {
         match durable_consumer::open(&self.stream, &self.config).await {
             Ok((consumer, true)) => {
                 warn!(consumer = self.name, "the durable consumer was deleted: made it again");
@@ -260,10 +270,12 @@ impl Source {
             }
             Ok((_, false)) => {}
             Err(error) => {
-                let error = describe(&error);
-                warn!(consumer = self.name, error, "could not look up the durable consumer");
+                let said = describe(&error);
+                warn!(consumer = self.name, error = said, "could not look up the durable consumer");
+                return (!error.is_transient()).then_some(said);
             }
         }
+        None
     }
 
     /// Whether other messages have the sequences of what is held: another stream has the name, or it
@@ -315,6 +327,14 @@ impl Source {
                 Err(error) => return Err(Error::jetstream(PULLING)(error)),
             };
             received += 1;
+            if lacks_body(&message) {
+                let info = self.ask().await?;
+                return Ok(if is_changed(&info, &self.config) {
+                    Pulled::OfAnother { went_back: false }
+                } else {
+                    Pulled::Suspicious
+                });
+            }
             let place = Place::of(&message.info().map_err(Error::jetstream(PULLING))?);
             let (seq, redelivered) = (place.consumer_seq, place.redelivered);
             let reply = message.reply.clone();
@@ -353,8 +373,10 @@ impl Source {
             return Ok(Pulled::All);
         }
         self.looked_at = Instant::now();
-        let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
-        let info = info.map_err(Error::jetstream(READING))?;
+        let info = self.ask().await?;
+        if is_changed(&info, &self.config) {
+            return Ok(Pulled::OfAnother { went_back: false });
+        }
         let is_owed = info.num_ack_pending > 0;
         if is_idle {
             self.silence.look(&info, LOOK);
@@ -371,6 +393,12 @@ impl Source {
             self.read(floor + 1, last, &info.config, feed).await?;
         }
         Ok(Pulled::All)
+    }
+
+    /// What the broker knows of the consumer.
+    async fn ask(&self) -> Result<consumer::Info, Error> {
+        let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
+        info.map_err(Error::jetstream(READING))
     }
 
     fn understood(&self, message: async_nats::Message, place: &Place) -> Message {

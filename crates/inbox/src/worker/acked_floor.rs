@@ -2,7 +2,8 @@
 //!
 //! It writes that down when it renews the role. A message is acknowledged when its record is
 //! committed, so whatever state of the database has the place has the records before it. Others may
-//! acknowledge what was delivered: the place is before every event that has no end here.
+//! acknowledge what was delivered: the place is before every event that has no end here. While the
+//! consumer is for other subjects it passes over events, and the place stays.
 
 use std::time::Duration;
 
@@ -44,7 +45,9 @@ impl Floor<'_> {
         let Context { config, term, handled, .. } = self.context;
         let Some(level) = self.level else { return };
         // Without an answer the next look tells.
-        if let Ok(Some(found)) = durable_consumer::find(&self.stream, config).await {
+        if let Ok(Some(found)) = durable_consumer::find(&self.stream, config).await
+            && !durable_consumer::is_for_others(&found.config, config)
+        {
             let ended = level.max(*self.ended.borrow());
             handled.send_replace(Some((*term, ended.min(found.ack_floor.stream_sequence))));
         }

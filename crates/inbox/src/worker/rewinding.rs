@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::Error;
 use crate::engine::Term;
 use crate::message::Origin;
-use crate::nats::durable_consumer::{self, filters_of};
+use crate::nats::durable_consumer::{self, filters_of, is_for_others};
 use crate::nats::stream_range;
 use crate::postgres::attended::{answered, asked, looked};
 use crate::postgres::sql::handled_up_to;
@@ -133,8 +133,14 @@ impl Rewinding {
             if self.given_up == Some(from) {
                 return Ok(None);
             }
-            let why = "the inbox's database lacks what was acknowledged";
-            return self.go_back(&origin, (from, floor), why).await;
+            let found = found.as_ref();
+            let is_other = found.is_some_and(|it| is_for_others(&it.config, config));
+            let delivered = found.map_or(0, |it| it.delivered.stream_sequence);
+            let (given, why) = match is_other {
+                true => (delivered, "the durable consumer was for other subjects"),
+                false => (floor, "the inbox's database lacks what was acknowledged"),
+            };
+            return self.go_back(&origin, (from, given), why).await;
         }
         let parameters: [&(dyn ToSql + Sync); 6] = [
             &config.consumer,
@@ -156,6 +162,10 @@ impl Rewinding {
     async fn unhandled(&self, known: &Unhandled<'_>, term: Term) -> Result<Option<u64>, Error> {
         let (consumer, floor) = (&known.config.consumer, known.found.ack_floor.stream_sequence);
         if let Some(handled_to) = known.handled_to(Some(term.server)).await? {
+            let delivered = known.found.delivered.stream_sequence;
+            if handled_to < delivered && is_for_others(&known.found.config, known.config) {
+                return Ok(Some(handled_to + 1));
+            }
             return known.first(handled_to).await;
         }
         if known.first(floor.saturating_sub(1)).await?.is_some() {

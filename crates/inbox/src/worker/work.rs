@@ -18,6 +18,7 @@ use crate::attempt::Attempt;
 use crate::config::Config;
 use crate::engine::{Begin, Decision, Item, Path, Patience, Report, Term, begin, decide};
 use crate::message::{Message, MessageId, Whence};
+use crate::nats::reconnects::Unanswered;
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
@@ -81,6 +82,8 @@ pub(crate) struct Context {
     pub(crate) hindered: watch::Sender<Option<Instant>>,
     /// A session did not wait for all that it had begun.
     pub(crate) left_behind: Arc<AtomicBool>,
+    /// Shared by all sessions: they have one client.
+    pub(crate) unanswered: Arc<Unanswered>,
     /// Changes when the handler may work again.
     pub(crate) mended: watch::Receiver<u64>,
     /// Had for writing by the event that is tried with nothing else at work in the process.

@@ -72,8 +72,7 @@ impl Source {
 
     /// Reads what the consumer has delivered and knows of no end of, as fast as there is room for it.
     pub(super) async fn read_outstanding(&mut self, feed: &mut Feed) -> Result<(), Error> {
-        let info = reconnects::asked(&self.nats, || self.consumer.get_info()).await;
-        let info = info.map_err(Error::jetstream(READING))?;
+        let info = self.ask().await?;
         let (acked, last) = (info.ack_floor.stream_sequence, info.delivered.stream_sequence);
         if made_at(&info) != self.fed_of || last < self.fed_until {
             (self.fed_of, self.fed_until) = (made_at(&info), acked);

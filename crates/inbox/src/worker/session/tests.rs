@@ -155,6 +155,7 @@ fn context() -> Arc<Context> {
         at_work: watch::Sender::default(),
         left_behind: Arc::default(),
         hindered: watch::Sender::default(),
+        unanswered: Arc::default(),
         mended: watch::channel(0).1,
         alone: Arc::default(),
         places: None,

@@ -13,7 +13,7 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
     Gauge("inbox_standby", "1 while another worker has the consumer."):
         |it| Some(one_if(it.state == State::Standby)),
     Counter("inbox_outcomes", ["outcome"],
-        "Events by outcome, and markers of the broker, which are no events."):
+        "Events by outcome, and the broker's markers."):
         |it| {
             let Summary { processed, skipped, retried, dead, released } = it.counts;
             by([
@@ -31,9 +31,9 @@ pub(super) static CONSUMER: &[Metric<Status>] = table![
     Counter("inbox_claims", ["result"],
         "Claims by result. New events that share a transaction are not claimed."):
         |it| by(it.claims.by_result()),
-    Counter("inbox_lease_renewals", "Leases that were renewed during handling."):
+    Counter("inbox_lease_renewals", "Leases renewed during handling."):
         |it| Some(it.leases.renewed),
-    Counter("inbox_lease_lost", "Leases that were lost during handling."):
+    Counter("inbox_lease_lost", "Leases lost during handling."):
         |it| Some(it.leases.lost),
     Counter("dead_letters", ["source", "reason"], "Events that this process made dead letters."):
         |it| of("inbox", it.dead_letters.by_reason()),

@@ -66,7 +66,7 @@ pub(super) static PUBLISHING: &[Metric<Status>] = table![
                 ("message", it.deferred_total + it.dead_letters_total),
             ])
         },
-    Counter("outbox_retries", "Attempts at an event that failed and are repeated later."):
+    Counter("outbox_retries", "Failed attempts that are repeated."):
         |it| Some(it.deferred_total),
     Histogram("outbox_commit_to_ack_seconds",
         "From the commit in PostgreSQL to the acknowledgement by the broker."):
