@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13575),
     ("outbox", 2153),
     ("pgoutput", 481),
-    ("relay", 17991),
+    ("relay", 17995),
     ("servers", 2414),
     ("tailpost", 12588),
 ];

@@ -75,6 +75,8 @@ struct Earlier {
     stored: HashSet<Uuid>,
     /// In how many of the next rows they can come.
     look_for: usize,
+    /// The place of the last one whose turn has come.
+    taken_to: i64,
 }
 
 /// What is read ahead.
@@ -263,7 +265,7 @@ impl Run {
         let state = ReadState::Due(now);
         Self {
             id,
-            earlier: Earlier { stored, look_for: UNNOTED_MAX + READ_AHEAD },
+            earlier: Earlier { stored, look_for: UNNOTED_MAX + READ_AHEAD, taken_to: place },
             rate: Rate::new(now, per_second),
             reading: ReadAhead { rows: VecDeque::new(), to: place, state, failures: None },
             under_way: VecDeque::new(),
@@ -295,7 +297,10 @@ impl Run {
                 self.earlier.stored = HashSet::new(); // what is left was noted, behind what was read
             }
             let outgoing = match outgoing {
-                Ok(outgoing) if self.earlier.stored.remove(&outgoing.event.id) => Err(None),
+                Ok(outgoing) if self.earlier.stored.remove(&outgoing.event.id) => {
+                    self.earlier.taken_to = place;
+                    Err(None)
+                }
                 Ok(outgoing) => Ok(outgoing),
                 Err(reason) => Err(Some(reason)),
             };
@@ -382,7 +387,8 @@ impl Run {
 
     /// No copy whose place is not noted is in the stream up to here.
     fn noted_seq(&self, last_seq: u64) -> u64 {
-        if !self.earlier.stored.is_empty() {
+        // One may have its turn while what is before it waits.
+        if !self.earlier.stored.is_empty() || self.note.place < self.earlier.taken_to {
             return self.note.seq;
         }
         self.under_way.front().map_or(last_seq, |it| it.after)

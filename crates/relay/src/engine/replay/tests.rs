@@ -182,3 +182,21 @@ fn copies_that_were_noted_are_not_looked_for_for_ever() {
     let last = notes(&mut replaying, SECOND * 100_000);
     assert_eq!(last[0].seq, 20);
 }
+
+/// Seed 40004120: what is before it waited, the session ended, and it was published once more.
+#[test]
+fn a_copy_of_an_earlier_session_is_looked_for_until_its_place_is_noted() {
+    let page = page(1, 2);
+    let second = page.rows[1].outgoing.as_ref().expect("a row").event.id;
+    let mut replaying = begun(&[second]);
+    replaying.read(Duration::ZERO, id(1), 0, Ok(page));
+    let run = replaying.run().expect("it runs");
+    let first = run.next(Duration::ZERO, 20).expect("a copy").event.id;
+    assert!(run.next(Duration::ZERO, 20).is_none(), "the second is there");
+    let note = notes(&mut replaying, SECOND).remove(0);
+    assert_eq!((note.place, note.seq), (0, 10), "the second is behind this");
+    replaying.noted(SECOND, 0, Some(ReplayWish::GoOn), &mut Effects::new());
+    replaying.run().expect("it runs").done(first, Ok(()));
+    let note = notes(&mut replaying, 2 * SECOND).remove(0);
+    assert_eq!((note.place, note.published, note.seq), (2, 2, 20));
+}
