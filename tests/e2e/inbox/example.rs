@@ -24,7 +24,8 @@ async fn the_python_example_has_every_effect_once_although_the_inbox_is_killed()
     let example = Example::start(SECRET);
     let args = ["inbox", "run", "--consumer", "billing", "--handler", &example.url];
     let mut expected = 0;
-    for round in 0..3 {
+    // Of three kills an event may meet all, and is parked then.
+    for round in 0..2 {
         let inbox = env.spawn(&args);
         for n in 0..20 {
             emit(&env, &format!("o-{n}"), &format!("{{\"total_cents\": {n}}}")).await;
