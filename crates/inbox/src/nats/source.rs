@@ -327,18 +327,14 @@ impl Source {
                 Err(error) => return Err(Error::jetstream(PULLING)(error)),
             };
             received += 1;
-            if lacks_body(&message) {
-                let info = self.ask().await?;
-                return Ok(if is_changed(&info, &self.config) {
-                    Pulled::OfAnother { went_back: false }
-                } else {
-                    Pulled::Suspicious
-                });
-            }
             let place = Place::of(&message.info().map_err(Error::jetstream(PULLING))?);
             let (seq, redelivered) = (place.consumer_seq, place.redelivered);
             let reply = message.reply.clone();
-            let message = self.understood(message.message, &place);
+            let message = match lacks_body(&message) {
+                true => self.read_whole(place.stream_seq).await?,
+                false => Some(self.understood(message.message, &place)),
+            };
+            let Some(message) = message else { return Ok(Pulled::Suspicious) };
             let unusual = redelivered || message.event.is_err();
             let path = if unusual { Path::Careful } else { Path::Fast };
             let delivered = Delivered { message: Arc::new(message), reply, path };
@@ -393,6 +389,13 @@ impl Source {
             self.read(floor + 1, last, &info.config, feed).await?;
         }
         Ok(Pulled::All)
+    }
+
+    /// A message that came without its body, if the stream has it still.
+    async fn read_whole(&self, seq: u64) -> Result<Option<Message>, Error> {
+        let read = || stored_message::get(&self.nats, &self.origin.stream, seq);
+        let stored = reconnects::asked(&self.nats, read).await?;
+        Ok(stored.map(|it| it.understood(&self.origin)))
     }
 
     /// What the broker knows of the consumer.
