@@ -24,7 +24,8 @@
   let contact = Date.now();
   let listening = Date.now();
   let lost = false;
-  let counted;
+  // The newest count of what a list has, and how often the console had counted by then.
+  let count, counts = 0;
   let timer = 0;
   const title = document.title;
   const asOf = () => one(".as-of");
@@ -40,12 +41,14 @@
       const value = path[it.dataset.livePath];
       if (value !== undefined) it.setAttribute("d", value);
     }
-    // Rows are never moved under a pointer: a line says that there is something new.
+    // Rows are never moved under a pointer: a line says that there is something new, once a count that
+    // began behind the list differs from it.
     const list = one("[data-changed]");
-    const letters = list ? text[list.dataset.figure] : undefined;
-    // What the console counted before the list came says nothing of it.
-    counted ??= letters;
-    if (letters !== undefined) list.hidden = letters === list.dataset.changed || letters === counted;
+    if (list) {
+      count = text[list.dataset.figure] ?? count;
+      counts = Number(text.counts ?? counts);
+      list.hidden = counts < Number(list.dataset.counts) || count === list.dataset.changed;
+    }
     if (current !== undefined && current !== shape) {
       shape = current;
       refresh();

@@ -69,6 +69,8 @@ pub struct FoundEvent {
     pub stream: Option<String>,
     /// As which sequence.
     pub stream_seq: Option<i64>,
+    /// The consumers beside the outbox of which it is a dead letter.
+    pub dead_at: Vec<String>,
 }
 
 impl FoundEvent {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use inbox::Connection;
+use operate::event_search::FoundEvent;
 use operate::explain::Explanation;
 use operate::explain::consumer_story::{self, ConsumerStory};
 use outbox::Table;
@@ -64,6 +65,25 @@ pub(crate) async fn consumers(
     let session = postgres.session("tailpost explain").await;
     let session = session.map_err(|error| inbox::Error::Connect(error.into()))?;
     consumer_story::explain(&Connection::lent(session), table, id, notes).await
+}
+
+/// Says of events at which consumers they are dead letters.
+///
+/// # Errors
+///
+/// If the database cannot be asked, or there is no inbox.
+pub(crate) async fn add_consumers(
+    config: &Config,
+    events: &mut [FoundEvent],
+) -> Result<(), inbox::Error> {
+    let session = config.postgres.session("tailpost events").await;
+    let session = session.map_err(|error| inbox::Error::Connect(error.into()))?;
+    let ids: Vec<_> = events.iter().map(|it| it.id).collect();
+    let mut dead = consumer_story::dead_at(&Connection::lent(session), &config.table, &ids).await?;
+    for event in events {
+        event.dead_at = dead.remove(&event.id).unwrap_or_default();
+    }
+    Ok(())
 }
 
 /// Where a consumer met the event.

@@ -87,6 +87,8 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     browser.wait_text("[data-row] th", "422 Unprocessable Entity").await;
     stage.refuse("o-4").await;
     browser.wait_text("[data-changed]:not([hidden])", "There are 2 dead letters now").await;
+    browser.go(&stage.url("/events?q=o-3")).await;
+    browser.wait_text("[data-row]", "published · dead at billing").await;
 }
 
 mod long {

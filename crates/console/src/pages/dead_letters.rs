@@ -194,6 +194,8 @@ struct DeadLetters {
     frame: Frame,
     filter: Filter,
     total: u64,
+    /// From this count of the poller on, its figure is newer than the list.
+    counts: u64,
     groups: Vec<GroupRow>,
     queues: Vec<QueueRow>,
     rows: Vec<LetterRow>,
@@ -254,11 +256,14 @@ pub(super) async fn list_page(
     let is_one_queue = sources.len() == 1;
     let limit = if is_one_queue { PAGE } else { NEWEST };
     let asked = join_all(sources.iter().map(|it| list(it, visitor, &filter, limit))).await;
+    // The next count may have begun before the list was read.
+    let counts = app.watch.see(|it| it.counts) + 2;
     app.watch.freshen().await;
     let frame = Frame::new(app, visitor, Place::DeadLetters, "Dead letters");
     let mut shown = DeadLetters {
         queues: queues(app),
         frame,
+        counts,
         total: 0,
         groups: Vec::new(),
         rows: Vec::new(),

@@ -95,6 +95,11 @@ impl EventRow {
         at_the_relay(&self.event.state)
     }
 
+    /// The consumers of which it is a dead letter.
+    fn dead_at(&self) -> Option<String> {
+        (!self.event.dead_at.is_empty()).then(|| short(&self.event.dead_at.join(", "), 80))
+    }
+
     /// What was inserted a moment ago is published in a moment.
     fn is_well(&self, now: &Timestamp) -> bool {
         let is_young = |at: Timestamp| now.as_second() - at.as_second() < PENDING_SECONDS;

@@ -76,6 +76,7 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     let it = word(picture, now);
     all.set("word", it.text);
     all.set("as-of", known(picture.at.map(|at| clock(at, now))));
+    all.set("counts", picture.counts.to_string());
     all.set("letters", count(picture.dead_letters()));
     let relays = picture.relays.iter().map(|it| (&it.key, it.books.letters.total));
     let inboxes = picture.databases().map(|it| (&it.key, it.books.letters.total));

@@ -41,6 +41,8 @@ pub(crate) struct Picture {
     pub(crate) history: History,
     /// When the last round of answers came.
     pub(crate) at: Option<Timestamp>,
+    /// How often everybody said what is in the databases.
+    pub(crate) counts: u64,
     counters: Counters,
     durations: Durations,
     attempts: BTreeMap<(String, String), Durations>,
@@ -63,6 +65,9 @@ impl Picture {
     }
 
     pub(crate) fn apply(&mut self, now: Timestamp, round: Round) {
+        let is_counted = round.relays.iter().all(|it| matches!(it.books, Some(Ok(_))))
+            && round.inboxes.iter().all(|it| matches!(it.books, Some(Ok(_))));
+        self.counts += u64::from(is_counted);
         for (relay, mut told) in self.relays.iter_mut().zip(round.relays) {
             if let Some(Ok(books)) = &mut told.books {
                 with_lost(&mut books.operations, &relay.books.operations);

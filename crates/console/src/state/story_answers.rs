@@ -27,6 +27,7 @@ pub(crate) struct FoundEvent {
     pub(crate) error: Option<String>,
     pub(crate) stream: Option<String>,
     pub(crate) stream_seq: Option<u64>,
+    pub(crate) dead_at: Vec<String>,
 }
 
 /// `/api/v1/events/{id}`.

@@ -114,6 +114,22 @@ pub async fn explain(
     Ok(stories)
 }
 
+/// The consumers of which the events are dead letters, by event; of those whose tables are beside the
+/// outbox `table`.
+///
+/// # Errors
+///
+/// As [`explain`].
+pub async fn dead_at(
+    connection: &Connection,
+    table: &Table,
+    events: &[Uuid],
+) -> Result<BTreeMap<Uuid, Vec<String>>, Error> {
+    let sql = look_up_records::dead_at(&table.quoted_schema());
+    let rows = query(connection, DOING, &sql, &[&events]).await?;
+    Ok(rows.iter().map(|it| (it.get(0), it.get(1))).collect())
+}
+
 /// The consumers whose tables are beside the outbox `table`, of those that have, or had, a worker.
 ///
 /// # Errors

@@ -100,5 +100,6 @@ fn event(row: &Row) -> FoundEvent {
         published_at: row.get(8),
         stream: row.get(9),
         stream_seq: row.get(10),
+        dead_at: vec![],
     }
 }

@@ -70,6 +70,10 @@ async fn search(
     let filter = EventFilter { aggregate, aggregate_id, event_type, since, until, state };
     let (after, limit) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
+    // Who has no inbox here needs no tables for one, and the list is of the outbox.
+    if let Err(error) = story::add_consumers(&config, &mut events).await {
+        tracing::debug!(error = &error as &dyn std::error::Error, "no consumer's dead letters");
+    }
     let next = cursor::end_page(&mut events, limit, FoundEvent::place)?;
     json(&Events { events, next })
 }

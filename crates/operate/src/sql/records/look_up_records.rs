@@ -47,6 +47,17 @@ pub(crate) fn letters(schema: &str) -> String {
     ))
 }
 
+/// The consumers that have a letter of the events `$1`, by event.
+pub(crate) fn dead_at(schema: &str) -> String {
+    format!(
+        "SELECT d.message_id, array_agg(d.consumer ORDER BY d.consumer)
+         FROM {schema}.inbox_roles r
+         JOIN {schema}.inbox_dead_letter d ON d.consumer = r.consumer AND d.message_id = ANY($1)
+         WHERE r.partition = 0
+         GROUP BY d.message_id"
+    )
+}
+
 /// The attempts at the events `$1` that failed and are kept, by consumer, in order. By the records,
 /// whose time finds them.
 pub(crate) fn attempts(schema: &str) -> String {
