@@ -80,6 +80,7 @@ mod takeover;
 mod top;
 mod traces;
 mod unlogged;
+mod unread_log;
 mod upgrades;
 mod verify;
 mod versioning;

@@ -1,6 +1,7 @@
 //! Our own binary, as a process that can be killed, paused and asked to stop.
 
 use std::fs::{self, File};
+use std::io::PipeWriter;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,8 +47,22 @@ impl Relay {
     ///
     /// When there is none.
     pub fn spawn_program(program: &Path, args: &[&str], env: &[(String, String)]) -> Self {
+        Self::spawn_into(None, program, args, env)
+    }
+
+    /// As [`Relay::spawn_program`]. What the process writes goes into the pipe, if there is one.
+    pub(crate) fn spawn_into(
+        pipe: Option<&PipeWriter>,
+        program: &Path,
+        args: &[&str],
+        env: &[(String, String)],
+    ) -> Self {
         let folder = tempfile::tempdir().expect("create a folder for the process");
         let file = |name| File::create(folder.path().join(name)).expect("create an output file");
+        let output = |name| {
+            let file = file(name);
+            pipe.map_or(Stdio::from(file), |it| it.try_clone().expect("clone a pipe's end").into())
+        };
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let known = name.to_string_lossy();
@@ -64,8 +79,8 @@ impl Relay {
             .envs(env.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
             .stdin(Stdio::null())
-            .stdout(file("stdout"))
-            .stderr(file("stderr"));
+            .stdout(output("stdout"))
+            .stderr(output("stderr"));
         let child = command.spawn().expect("start the process");
         let pid = Pid::from_child(&child);
         let (child, announced, removes) = (Mutex::new(child), Mutex::default(), Arc::default());

@@ -1,5 +1,6 @@
 //! One test's own servers, and the relay's settings for them.
 
+use std::io::PipeWriter;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use lab::{Nats, NatsCluster, NatsOptions, Postgres, PostgresOptions, Protocol, P
 
 use crate::broker::Broker;
 use crate::kept::Kept;
-use crate::process::Relay;
+use crate::process::{Relay, binary};
 use crate::wait::DEADLINE;
 
 /// Lines of each server's log that a failing test shows.
@@ -223,6 +224,15 @@ impl<B: Broker> TestEnv<B> {
     /// As [`Relay::spawn`].
     pub fn spawn(&self, args: &[&str]) -> Relay {
         Relay::spawn(args, &self.variables).beside(&self.removes)
+    }
+
+    /// As [`TestEnv::spawn`]. What the process writes, also to stderr, goes into this pipe.
+    ///
+    /// # Panics
+    ///
+    /// As [`Relay::spawn`].
+    pub fn spawn_into(&self, pipe: &PipeWriter, args: &[&str]) -> Relay {
+        Relay::spawn_into(Some(pipe), &binary(), args, &self.variables)
     }
 }
 

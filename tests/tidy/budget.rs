@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 17995),
     ("servers", 2414),
-    ("tailpost", 12605),
+    ("tailpost", 12695),
 ];
 
 /// Settings of the configuration file.

@@ -264,6 +264,11 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether it runs until it is stopped.
+    pub(crate) fn is_service(&self) -> bool {
+        matches!(self, Self::Relay(_) | Self::Inbox(_) | Self::Console(_)) && !self.only_shows()
+    }
+
     /// Whether it shows or decides something, so that connecting to a server is no news.
     pub(crate) fn only_shows(&self) -> bool {
         use Command as C;

@@ -22,6 +22,7 @@ use anyhow::Context;
 fn main() -> ExitCode {
     // Usage errors end here, with code 2.
     let cli = cli::Cli::read();
+    let _finish = telemetry::Finish;
     let ended = run(cli);
     telemetry::finish();
     match ended {
@@ -49,6 +50,9 @@ fn run(cli: cli::Cli) -> anyhow::Result<()> {
         ref command if command.only_shows() => (load()?, cli.global.verbosity().of_status()),
         _ => (load()?, cli.global.verbosity()),
     };
+    if cli.command.is_service() {
+        telemetry::lines::start();
+    }
     telemetry::init(settings.log.format.0, verbosity)?;
     // A relay is one loop with a few connections: on one thread they hand events on in batches, where
     // several threads would wake each other for each. That halves what an event costs.

@@ -10,6 +10,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::telemetry;
+
 /// Version of the JSON that commands print. Raised when a field changes or goes, not when one is
 /// added.
 const SCHEMA_VERSION: u32 = 1;
@@ -60,7 +62,9 @@ pub(crate) fn text(text: &str) -> anyhow::Result<()> {
 
 /// Says something to the person at the terminal, beside the data.
 pub(crate) fn note(text: &str) {
-    eprintln!("{}", printable(text.trim_end()));
+    let line = format!("{}\n", printable(text.trim_end()));
+    // A reader that went away is no error here either.
+    let _ = telemetry::lines::Lines.write_all(line.as_bytes());
 }
 
 /// Text of others on our lines: what would move the cursor, change the title or reverse the writing

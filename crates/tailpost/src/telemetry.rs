@@ -1,5 +1,6 @@
 //! Logging to stderr, as text or as JSON lines.
 
+pub(crate) mod lines;
 mod repeats;
 
 use std::io::IsTerminal;
@@ -11,6 +12,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
+use self::lines::Lines;
 use self::repeats::Repeats;
 use crate::config::{Error, LogFormat, Origin};
 
@@ -56,8 +58,7 @@ static REPEATS: OnceLock<Repeats> = OnceLock::new();
 /// Fails if `TAILPOST_LOG` is not a list of filters.
 pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error> {
     let asked = std::env::var(VARIABLE).ok().filter(|it| !it.is_empty());
-    let lines =
-        fmt::layer().with_writer(std::io::stderr).with_target(verbosity == Verbosity::Everything);
+    let lines = fmt::layer().with_writer(|| Lines).with_target(verbosity == Verbosity::Everything);
     let lines = match format {
         LogFormat::Text => lines.with_ansi(use_colour()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -73,10 +74,21 @@ pub(crate) fn init(format: LogFormat, verbosity: Verbosity) -> Result<(), Error>
     Ok(())
 }
 
-/// Says how many lines were left out: nothing is logged any more.
+/// Says how many lines were left out: nothing is logged any more. Waits until all is written, for a
+/// bounded time.
 pub(crate) fn finish() {
     if let Some(repeats) = REPEATS.get() {
         repeats.tell_rest();
+    }
+    lines::flush();
+}
+
+/// As [`finish`], at the end of a scope, also of one that panics.
+pub(crate) struct Finish;
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        finish();
     }
 }
 

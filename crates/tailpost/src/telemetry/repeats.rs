@@ -146,11 +146,11 @@ impl<S> Filter<S> for &'static Repeats {
         let is_detail = *metadata.level() > Level::INFO;
         let is_told =
             *metadata.level() == Level::INFO && metadata.target().starts_with(TOLD_ALWAYS);
-        // What tells of the others is not one of them.
+        // What tells of the others is not one of them, here and in `lines`.
         is_detail
             || is_error
             || is_told
-            || metadata.target() == module_path!()
+            || [module_path!(), "tailpost::telemetry::lines"].contains(&metadata.target())
             || self.admits(event, Instant::now())
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::declare::{Declared, Kind, Metric, Values, by, table};
-use crate::otlp;
+use crate::{otlp, telemetry};
 
 /// Read off the age of the samples.
 pub(super) static PROCESS: &[Metric<Duration>] = table![
@@ -17,4 +17,6 @@ pub(super) static PROCESS: &[Metric<Duration>] = table![
     Counter("otlp_spans_dropped",
         "Dropped spans: the collector was away, too slow, or refused them."):
         |_| Some(otlp::dropped()),
+    Counter("log_lines_dropped", "Dropped log lines: stderr was not read."):
+        |_| Some(telemetry::lines::dropped()),
 ];
