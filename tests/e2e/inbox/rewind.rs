@@ -311,6 +311,45 @@ async fn a_consumer_that_somebody_resets_begins_anew() {
     worker.stop().await;
 }
 
+/// The broker has everything acknowledged once more while records are removed: a stranger did that, or
+/// it has not written down that the consumer was reset.
+// proves: G-REWIND-3
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_acknowledged_while_records_are_removed_is_handled_again() {
+    let (inbox, worker) = begun("transactional", NatsOptions::default()).await;
+    worker.announce("the consumer goes back");
+    let ids = inbox.publish_many(0, MANY, &json!({})).await;
+    inbox.wait_count("effects", MANY).await;
+    let noted = async || inbox.count(&format!("inbox_roles WHERE handled_to = {MANY}")).await == 1;
+    until(DEADLINE, "it is written down that all is handled", noted).await;
+
+    let mut client = inbox.env.client().await;
+    let lock = client.transaction().await.expect("begin");
+    let held = "SELECT FROM inbox_messages WHERE message_id = $1 FOR UPDATE";
+    lock.execute(held, &[&ids[600]]).await.expect("hold a record");
+    let rewound = rewind_json(&inbox, "--to-sequence 1 --again --execute --why fixed");
+    let acknowledged = async {
+        let half = async || inbox.count("inbox_rewinds WHERE removed = 500").await == 1;
+        until(DEADLINE, "records are removed", half).await;
+        let stream = inbox.env.stream().await;
+        let consumer: consumer::PullConsumer =
+            stream.get_consumer("worker").await.expect("the consumer");
+        let messages = consumer.fetch().max_messages(ids.len()).messages().await;
+        let mut messages = messages.expect("messages");
+        while let Some(message) = messages.next().await {
+            message.expect("a message").double_ack().await.expect("acknowledge");
+        }
+        assert_eq!(info(&inbox, "worker").await.ack_floor.stream_sequence, 700);
+        lock.rollback().await.expect("let go");
+    };
+    let (done, ()) = tokio::join!(rewound, acknowledged);
+    assert_eq!(done["rewind"]["removed"], MANY, "{done}");
+    inbox.wait_count("effects", 2 * MANY).await;
+    inbox.wait_acked().await;
+    assert_repeated(&inbox, MANY, MANY).await;
+    worker.stop().await;
+}
+
 mod long {
     use super::*;
 

@@ -9,6 +9,11 @@ use super::{LOOKING, create, find, wanted};
 use crate::Error;
 use crate::config::Config;
 
+/// How often the broker is asked to reset a consumer whose acknowledgements do not go back. A server
+/// that is about to write down its state of before (`writeState` of its file store, 2.14 and 2.15) keeps
+/// that, shows it until the next delivery, and has it after a restart.
+const RESETS_MAX: u32 = 10;
+
 /// How a consumer goes back in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -57,12 +62,19 @@ pub(crate) async fn rewind(
     config: &Config,
     from: u64,
 ) -> Result<RewindMethod, Error> {
-    let found = find(stream, config).await?;
-    if rewind_method(nats, found.as_ref(), from) == RewindMethod::Reset {
+    let mut found = find(stream, config).await?;
+    let mut resets = 0;
+    while rewind_method(nats, found.as_ref(), from) == RewindMethod::Reset {
         match stream.reset_consumer(&config.durable(), Some(from)).await {
-            Ok(_) => return Ok(RewindMethod::Reset),
-            Err(error) if error.kind() == ConsumerResetErrorKind::InvalidReset => {}
+            Ok(_) => resets += 1,
+            Err(error) if error.kind() == ConsumerResetErrorKind::InvalidReset => break,
             Err(error) => return Err(Error::jetstream("reset the durable consumer")(error)),
+        }
+        found = find(stream, config).await?;
+        if found.as_ref().is_some_and(|it| it.ack_floor.stream_sequence < from)
+            || resets == RESETS_MAX
+        {
+            return Ok(RewindMethod::Reset);
         }
     }
     if !keeps_messages(stream) {

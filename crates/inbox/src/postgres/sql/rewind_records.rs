@@ -62,7 +62,7 @@ pub(crate) fn end(schema: &str) -> String {
 }
 
 /// Removes the records of these events, if they are processed, writes that down, and how far it
-/// is: `$6`, if it was `$5`. Only for the worker that has the role. Later records would count as
+/// is: `$6`, if it was `$5`. Up to there at most everything is handled from then on. Only for the worker that has the role. Later records would count as
 /// forgotten and become dead letters: those that are too old are kept.
 pub(crate) fn remove(schema: &str) -> String {
     format!(
@@ -87,6 +87,9 @@ pub(crate) fn remove(schema: &str) -> String {
              SELECT 'rewind', rewind.requested_by, rewind.reason, consumer, message_id,
                  event_time, subject, stream, stream_seq, attempts
              FROM done, rewind
+         ), unhandled AS (
+             UPDATE {schema}.inbox_roles SET handled_to = least(handled_to, $5)
+             FROM rewind WHERE consumer = $1 AND token = $7::uuid
          )
          UPDATE {schema}.inbox_rewinds AS r
          SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)

@@ -511,6 +511,9 @@ WITH rewind AS MATERIALIZED (
     SELECT 'rewind', rewind.requested_by, rewind.reason, consumer, message_id,
         event_time, subject, stream, stream_seq, attempts
     FROM done, rewind
+), unhandled AS (
+    UPDATE public.inbox_roles SET handled_to = least(handled_to, $5)
+    FROM rewind WHERE consumer = $1 AND token = $7::uuid
 )
 UPDATE public.inbox_rewinds AS r
 SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)
