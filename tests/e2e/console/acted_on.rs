@@ -38,6 +38,8 @@ async fn an_event_that_fails_at_a_consumer_is_found_from_the_first_screen_and_tr
     assert_eq!(stage.service.calls_of(blocks), 2);
     let sql = "SELECT decision || ' ' || decided_by || ' ' || reason FROM inbox_decisions";
     assert_eq!(stage.env.query::<String>(sql).await, "try_now postgres (operator) mended");
+    browser.go(&stage.url(&format!("/consumers/inbox/billing/try-now?event={blocks}"))).await;
+    browser.wait_text(".plan", "No attempt of it waits").await;
     browser.press("go").await;
     browser.wait_text(".needs", "Nothing").await;
     assert_eq!(browser.complaints().await, Vec::<String>::new());

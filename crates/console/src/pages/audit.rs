@@ -13,7 +13,7 @@ use crate::app::{App, Source};
 use crate::client::Client;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
-use crate::state::figures::short;
+use crate::state::figures::{count, short};
 use crate::state::plan::escape;
 use crate::visitor::Visitor;
 
@@ -73,8 +73,11 @@ impl Search {
 impl Row {
     fn what(&self) -> String {
         match self.count {
-            1 => self.first.aggregate.as_deref().map_or_else(|| "event".into(), |it| short(it, 80)),
-            many => format!("{many} events"),
+            1 => {
+                let event = || short(self.first.event_id.as_deref().unwrap_or("event"), 80);
+                self.first.aggregate.as_deref().map_or_else(event, |it| short(it, 80))
+            }
+            many => format!("{} events", count(many as u64)),
         }
     }
 }

@@ -130,7 +130,7 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
             "Processed since its start",
             counted(status.counts.processed, "event", "events"),
         ));
-        facts.push(("Attempts to repeat", counted(status.counts.retried, "event", "events")));
+        facts.push(("Attempts that failed since its start", count(status.counts.retried)));
     }
     if let Some(worker) = row.view.record.as_ref().and_then(|it| it.worker.as_ref()) {
         let is_there = worker.is_valid && !row.view.is_unanswered;

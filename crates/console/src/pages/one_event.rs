@@ -68,6 +68,8 @@ struct OneEvent {
     path: String,
     event: String,
     plan: Option<Result<Vec<Step>, Problem>>,
+    /// Of an event that is to be tried: it has its end, or nobody tried it yet.
+    is_vain: bool,
 }
 
 /// The form, and what is known of the event.
@@ -79,6 +81,7 @@ pub(crate) async fn plan(
 ) -> Result<Response, Problem> {
     let (of, event) = (app.source(&source)?, which.event.trim().to_owned());
     let deed = Deed::of(&deed)?;
+    let mut is_vain = false;
     let plan = if event.is_empty() {
         None
     } else if !is_id(&event) {
@@ -86,11 +89,14 @@ pub(crate) async fn plan(
     } else {
         let (path, body) = (path_of(&name, &event, Deed::Mark), json!({ "dry_run": true }));
         let known = of.change::<Marking>(&visitor, Method::POST, &path, body).await;
+        let fails =
+            |it: &Marking| it.before.record.as_ref().is_some_and(|it| it.status == "FAILED");
+        is_vain = deed == Deed::Try && known.as_ref().is_ok_and(|it| !fails(it));
         Some(known.map(|it| branch(&name, &it.before).steps))
     };
     let path = format!("/consumers/{}/{}", escape(&source), escape(&name));
     let frame = Frame::new(&app, &visitor, Place::Consumers, deed.title());
-    page(&OneEvent { frame, deed, name, path, event, plan })
+    page(&OneEvent { frame, deed, name, path, event, plan, is_vain })
 }
 
 pub(super) async fn carry_out(

@@ -25,7 +25,7 @@ use crate::state::picture::Picture;
 use crate::state::plan::percent;
 use crate::visitor::Visitor;
 
-/// Requeues of which the page says how many became dead letters again.
+/// Requeues of which the page says how many such letters are dead since.
 const COUNTED_MAX: usize = 5;
 
 /// A replay in a table.
@@ -97,7 +97,7 @@ struct OperationRow {
     source: String,
     kind: Kind,
     it: Operation,
-    /// Of what was requeued, how many are dead letters again.
+    /// How many such letters came since, of what was requeued and of new events.
     again: Option<u64>,
 }
 
@@ -165,8 +165,10 @@ impl OperationRow {
 
     fn said(&self) -> String {
         let it = &self.it.progress;
-        if self.it.is_lost && it.total == 0 {
-            return ABSENT.into();
+        match it.total {
+            0 if self.it.is_lost => return ABSENT.into(),
+            0 if !it.ended => return "counting".into(),
+            _ => {}
         }
         let skipped = match it.skipped {
             0 => String::new(),

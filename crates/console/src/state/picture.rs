@@ -17,6 +17,9 @@ pub(crate) use super::source::{
 /// Percentiles are those of what was published in this time.
 const LATENCY_SECONDS: i64 = 10;
 
+/// What a consumer handles is counted in this time: attempts that take long end in bursts.
+const HANDLED_SECONDS: i64 = 10;
+
 /// Percentiles are those of attempts that ended in this time: one may take half a minute.
 const ATTEMPTS_SECONDS: i64 = 60;
 
@@ -89,7 +92,7 @@ impl Picture {
         let shards: Vec<_> = self.relays.iter().flat_map(|it| it.shards()).collect();
         for (address, shard) in &shards {
             let of = format!("{address} {}", shard.shard.unwrap_or(0));
-            if let Some(rate) = self.counters.rate(&of, now, shard.published_total) {
+            if let Some(rate) = self.counters.rate(&of, now, shard.published_total, 0) {
                 *moment.rate.get_or_insert(0.0) += rate;
             }
         }
@@ -111,7 +114,8 @@ impl Picture {
             for process in inbox.processes.iter().filter(|it| it.is_up()) {
                 for (name, status) in &process.status.consumers {
                     let of = format!("{} consumer {name}", process.address);
-                    let rate = self.counters.rate(&of, now, status.counts.processed);
+                    let rate =
+                        self.counters.rate(&of, now, status.counts.processed, HANDLED_SECONDS);
                     if let Some(rate) = rate {
                         let of = (first_of(&self.inboxes, inbox).key.clone(), name.clone());
                         *moment.consumers.entry(of).or_insert(0.0) += rate;

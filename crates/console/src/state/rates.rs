@@ -10,17 +10,29 @@ use super::figures::{as_f64, latency};
 /// Totals of processes that only grow until the process starts anew.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    last: BTreeMap<String, (Timestamp, u64)>,
+    seen: BTreeMap<String, VecDeque<(Timestamp, u64)>>,
 }
 
 impl Counters {
-    /// By how much a total grew each second since the last time. `None` at first, and where it fell.
-    pub(crate) fn rate(&mut self, of: &str, now: Timestamp, total: u64) -> Option<f64> {
-        let (at, before) = self.last.insert(of.to_owned(), (now, total))?;
-        let grown = total.checked_sub(before)?;
+    /// By how much a total grew each second, in so many seconds or since the last time. `None` at first,
+    /// and where it fell.
+    pub(crate) fn rate(&mut self, of: &str, now: Timestamp, total: u64, over: i64) -> Option<f64> {
+        let seen = self.seen.entry(of.to_owned()).or_default();
+        if seen.back().is_some_and(|(_, last)| *last > total) {
+            seen.clear();
+        }
+        seen.push_back((now, total));
+        while seen.len() > 2 && seen.get(1).is_some_and(|(at, _)| is_over(*at, now, over)) {
+            seen.pop_front();
+        }
+        let (at, before) = *seen.front()?;
         let seconds = now.duration_since(at).as_secs_f64();
-        (seconds > 0.0).then(|| as_f64(grown) / seconds)
+        (seconds > 0.0).then(|| as_f64(total - before) / seconds)
     }
+}
+
+fn is_over(at: Timestamp, now: Timestamp, seconds: i64) -> bool {
+    now.duration_since(at).as_secs() >= seconds
 }
 
 /// Histograms since the start of a process, again and again.
@@ -59,8 +71,9 @@ impl Durations {
             self.seen.clear();
         }
         self.seen.push_back((now, counts));
-        let is_over = |at: &Timestamp| now.duration_since(*at).as_secs() >= seconds;
-        while self.seen.len() > 2 && self.seen.get(1).is_some_and(|(at, _)| is_over(at)) {
+        while self.seen.len() > 2
+            && self.seen.get(1).is_some_and(|(at, _)| is_over(*at, now, seconds))
+        {
             self.seen.pop_front();
         }
         self.percentiles()
@@ -97,10 +110,21 @@ mod tests {
     #[test]
     fn a_rate_lies_between_two_answers_of_one_process() {
         let mut counters = Counters::default();
-        assert_eq!(counters.rate("7", at(0), 100), None);
-        assert_eq!(counters.rate("7", at(2), 300), Some(100.0));
-        assert_eq!(counters.rate("7", at(3), 10), None, "another process");
-        assert_eq!(counters.rate("7", at(4), 11), Some(1.0));
+        let mut rate = |second, total| counters.rate("7", at(second), total, 0);
+        assert_eq!(rate(0, 100), None);
+        assert_eq!(rate(2, 300), Some(100.0));
+        assert_eq!(rate(3, 10), None, "another process");
+        assert_eq!(rate(4, 11), Some(1.0));
+    }
+
+    /// Sixteen at once, each for two seconds.
+    #[test]
+    fn answers_that_come_in_bursts_have_one_rate() {
+        let mut counters = Counters::default();
+        let rates: Vec<_> = (0..20)
+            .filter_map(|second| counters.rate("7", at(second), second.unsigned_abs() / 2 * 16, 10))
+            .collect();
+        assert!(rates[10..].iter().all(|it| (6.4..=9.6).contains(it)), "{rates:?}");
     }
 
     #[test]

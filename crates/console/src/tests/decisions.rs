@@ -104,7 +104,7 @@ async fn older_pages_of_the_audit_have_every_entry_of_every_source_once() {
     let told =
         |action: &str| pages.iter().map(|it| it.matches(&cell(action)).count()).sum::<usize>();
     assert_eq!(["requeue", "pause", "discard"].map(told), [2, 120, 2]);
-    assert!(pages[0].contains("1200 events"), "{}", pages[0]);
+    assert!(pages[0].contains("1,200 events"), "{}", pages[0]);
     assert_eq!(pages.len(), 3);
     let file = stage.get("/audit/export", &cookie).await;
     assert_eq!(file.headers[header::CONTENT_TYPE], "application/jsonl");
