@@ -94,7 +94,7 @@ mod long {
         browser.click(&letter).await;
         browser.wait_text("main", "Later events of its aggregate wait").await;
         browser.type_into("#why", "no customer of ours").await;
-        browser.click("button[formaction$='/discard']").await;
+        browser.click_through("button[formaction$='/discard']").await;
         let published = async || stage.env.stored_ids().await.len() == 1;
         until(DEADLINE, "the event behind it is published", published).await;
 
