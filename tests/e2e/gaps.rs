@@ -43,6 +43,9 @@ async fn a_publication_changed_and_changed_back_beside_a_relay_costs_no_event() 
     let (env, mut expected) = env().await;
     let relay = env.relay();
     relay.wait_active().await;
+    // It looks at the publication when it begins.
+    expected.extend(env.insert_each(10).await);
+    env.wait_marked().await;
     relay.pause();
     env.execute("ALTER PUBLICATION tailpost SET (publish = '')").await;
     expected.extend(env.insert_each(10).await);

@@ -13,6 +13,9 @@ use support::{DEADLINE, Relay, TestEnv, get, until};
 use crate::inbox::http::{set_up, wait_processed};
 use crate::inbox::service::Service;
 
+/// The metric that [`long`] sees written.
+pub(crate) const WRITES: &[&str] = &["tailpost_log_lines_dropped_total"];
+
 /// What a stop may take that has nothing to wait for but the log.
 const STOP: Duration = Duration::from_secs(30);
 
