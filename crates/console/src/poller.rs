@@ -112,7 +112,8 @@ async fn ask_relay(client: &Client, has_books: bool) -> Told<RelayStatus, RelayB
     Told { processes: asked.processes, books }
 }
 
-const LETTERS_OF_OUTBOX: &str = "/api/v1/outbox/dead-letter?limit=0";
+// A few may all be known, with their aggregates.
+const LETTERS_OF_OUTBOX: &str = "/api/v1/outbox/dead-letter?limit=20";
 const OPERATIONS_OF_OUTBOX: &str = "/api/v1/outbox/dead-letter/operations";
 const OPERATIONS_OF_INBOX: &str = "/api/v1/inbox/dead-letter/operations";
 const LETTERS_OF_INBOX: &str = "/api/v1/inbox/dead-letter?limit=0";

@@ -13,7 +13,7 @@ use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::ShardStatus;
 use crate::state::figures::{bytes, count, rounded, short, span};
-use crate::state::needs::of_servers;
+use crate::state::needs::{headroom, of_servers};
 use crate::state::operator_answers::{SlotEntry, Slots};
 use crate::state::picture::{Picture, Relay};
 use crate::visitor::Visitor;
@@ -90,24 +90,17 @@ fn readers(picture: &Picture, now: Timestamp) -> Vec<Reader> {
     let reader = |(relay, address, it): (&Relay, &str, &ShardStatus)| Reader {
         address: picture.called(relay, address),
         role: it.role.clone(),
-        facts: facts(it),
+        facts: facts(it, headroom(picture, it, now)),
         waits: of_servers("", it, now).filter(|_| it.role == "active").map(|it| it.what),
     };
     shards.map(reader).collect()
 }
 
-fn facts(it: &ShardStatus) -> Vec<(&'static str, String)> {
+fn facts(it: &ShardStatus, headroom: Option<String>) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let Some(slot) = &it.slot {
         facts.push(("The slot keeps", bytes(slot.retained_bytes)));
-        let limit = match (slot.wal_headroom_bytes, slot.wal_headroom_seconds) {
-            (Some(left), Some(seconds)) => {
-                format!("{} more, in {} at this rate", bytes(left), span(seconds))
-            }
-            (Some(left), None) => format!("{} more; it does not grow", bytes(left)),
-            (None, _) => "none is set: relay.wal_limit, max_slot_wal_keep_size".into(),
-        };
-        facts.push(("Until the limit", limit));
+        facts.extend(headroom.map(|it| ("Until the limit", it)));
         facts.extend(slot.wal_status.clone().map(|it| ("wal_status", it)));
     }
     if let Some(rows) = it.unpublished {

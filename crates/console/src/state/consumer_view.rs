@@ -1,8 +1,12 @@
 //! A consumer, from what its workers and its database say.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
 
 use super::answers::{Buckets, Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
+use super::figures::as_f64;
+use super::history::{History, consumer_series};
 use super::source::{Inbox, Process};
 
 /// A consumer that has so many events before it is behind.
@@ -10,6 +14,8 @@ const BEHIND_EVENTS: u64 = 10_000;
 /// And one with fewer whose oldest is so old, unless they are a few.
 const BEHIND_SECONDS: f64 = 60.0;
 const FEW_EVENTS: u64 = 100;
+/// And one before which more and more events are, by now more than it handles in so many seconds.
+const LAG_SECONDS: f64 = 30.0;
 
 /// A consumer, from all that is known of it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -27,6 +33,21 @@ pub(crate) struct ConsumerView {
     pub(crate) standbys: usize,
     /// No process of its inbox answers: what is known is old.
     pub(crate) is_unanswered: bool,
+    /// More came than it handled, and it has not caught up.
+    pub(crate) lags: bool,
+}
+
+/// Of consumers, by inbox and name.
+pub(super) type Lagging = BTreeMap<(String, String), bool>;
+
+/// Whether a consumer lags, from its history. One that lagged does until half of that is left: a figure
+/// beside the limit is not told again and again.
+pub(super) fn lags(history: &History, now: Timestamp, of: &(String, String), lagged: bool) -> bool {
+    let mean = |what, ago| history.mean(&consumer_series(what, &of.0, &of.1), now, ago);
+    let [first, then, last] = [[15, 10], [10, 5], [5, 0]].map(|ago| mean("waiting", ago));
+    let grows = first.is_some() && first < then && then < last;
+    let much = as_f64(FEW_EVENTS).max(LAG_SECONDS * mean("rate", [15, 0]).unwrap_or(0.0));
+    last.is_some_and(|it| if lagged { it > much / 2.0 } else { grows && it > much })
 }
 
 impl ConsumerView {
@@ -41,7 +62,7 @@ impl ConsumerView {
         let waiting = self.waiting().unwrap_or(0);
         let is_old = self.oldest_seconds().is_some_and(|it| it >= BEHIND_SECONDS);
         let fails = self.failing().next().is_some();
-        waiting >= BEHIND_EVENTS || is_old && !fails && waiting >= FEW_EVENTS
+        waiting >= BEHIND_EVENTS || !fails && (self.lags || is_old && waiting >= FEW_EVENTS)
     }
 
     pub(crate) fn dead(&self) -> Option<u64> {
@@ -130,7 +151,7 @@ fn together(one: ConsumerStatus, other: ConsumerStatus) -> ConsumerStatus {
     }
 }
 
-pub(super) fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
+pub(super) fn consumers(inboxes: &[Inbox], lagging: &Lagging) -> Vec<ConsumerView> {
     let of = |inbox: &Inbox| {
         let sharing = inboxes.iter().filter(|it| it.shares(inbox)).collect::<Vec<_>>();
         let up = || sharing.iter().flat_map(|it| &it.processes).filter(|it| it.is_up());
@@ -154,6 +175,7 @@ pub(super) fn consumers(inboxes: &[Inbox]) -> Vec<ConsumerView> {
                 unready,
                 standbys,
                 is_unanswered: up().next().is_none(),
+                lags: lagging.get(&(inbox.key.clone(), name.clone())) == Some(&true),
             }
         };
         names.into_iter().map(view).collect::<Vec<_>>()

@@ -123,6 +123,12 @@ impl History {
         series.minutes.set(minute, mean.unwrap_or(value) as f32);
     }
 
+    /// What a figure was on average, between so many seconds ago and so many.
+    pub(crate) fn mean(&self, name: &str, now: Timestamp, ago: [i64; 2]) -> Option<f64> {
+        let [from, to] = ago.map(|it| now.as_second() + 1 - it);
+        self.series.get(name)?.seconds.mean(from..to)
+    }
+
     /// As much of the reach as something is known of: a line fills its picture from the first minute.
     pub(crate) fn window(&self, reach: Reach, now: Timestamp) -> Window {
         let known = now.as_second() - self.since.unwrap_or(now.as_second());
@@ -148,6 +154,11 @@ impl History {
         };
         (end - count..end).map(point).collect()
     }
+}
+
+/// The name of a series of a consumer.
+pub(crate) fn consumer_series(what: &str, source: &str, name: &str) -> String {
+    format!("consumer {source} {name} {what}")
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use super::picture::{
 
 /// A log that is full within this time needs a person now.
 const HEADROOM_SECONDS: u64 = 86_400;
+/// One that is nearly empty may only have had much at once, unless it is full within this time.
+const HEADROOM_LEAST_SECONDS: u64 = 3_600;
 /// A relay with events in flight and for so long no answer does not get on.
 const STANDSTILL_SECONDS: f64 = 5.0;
 /// From how many seconds the trend of what waits for a consumer is, and from how few at least.
@@ -22,6 +24,10 @@ const RETRY_SECONDS: i64 = 60;
 /// Groups of dead letters that the first screen lists of each queue.
 const GROUPS_SHOWN: usize = 5;
 
+const NATS_AWAY: &str = "NATS is away: nothing is published";
+/// What a consumer without its broker is told as: the page of it has the error.
+const NO_ANSWER: &str = "no answer from NATS";
+
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Weight {
@@ -29,6 +35,8 @@ pub(crate) enum Weight {
     Stops,
     /// Some wait.
     Waits,
+    /// All get through, and late.
+    Late,
     /// Nothing waits for it.
     Look,
 }
@@ -98,13 +106,20 @@ pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
         let unread = relay.unread.as_ref().filter(|_| !is_told);
         needs.extend(of_processes(&relay.key, &relay.processes, unread, "relay"));
         needs.extend(own);
-        needs.extend(of_outbox_letters(relay));
+        let whose = (picture.relays.len() > 1).then(|| relay.key.clone());
+        needs.extend(of_outbox_letters(relay).into_iter().map(|it| it.fact(whose.clone())));
     }
     for inbox in &picture.inboxes {
         needs.extend(of_processes(&inbox.key, &inbox.processes, inbox.unread.as_ref(), "inbox"));
     }
     needs.extend(picture.databases().flat_map(of_inbox_letters));
-    needs.extend(picture.consumers().iter().filter_map(|it| of_consumer(it, picture, now)));
+    let consumers = picture.consumers();
+    for need in consumers.iter().filter_map(|it| of_consumer(it, picture, now)) {
+        match needs.iter_mut().find(|it| need.what == NO_ANSWER && it.what == NATS_AWAY) {
+            Some(told) => told.facts.push(format!("{} waits, too", need.subject)),
+            None => needs.push(need),
+        }
+    }
     needs.extend(of_replays(picture));
     needs.sort_by_key(|it| it.weight);
     needs
@@ -195,12 +210,14 @@ pub(crate) fn of_servers(name: &str, shard: &ShardStatus, now: Timestamp) -> Opt
         return Some(need.fact(error).since(got_on(shard, now)));
     }
     if !shard.nats_connected || shard.breaker == "open" {
-        let again = shard.breaker_retry_in_seconds.map(|it| format!("next try in {it:.0} s"));
-        let need = Need::new(Weight::Stops, name, "NATS is away: nothing is published");
-        let rows = shard.unpublished.filter(|it| *it > 0);
-        let wait = rows.map(|it| counted(it, "event waits", "events wait"));
+        let again = shard.breaker_retry_in_seconds;
+        let again = again.map(|it| format!("tries again in {it:.0} s at the latest"));
+        let need = Need::new(Weight::Stops, name, NATS_AWAY).since(shard.nats_lost_at);
+        // Rows are counted now and then; meanwhile more are in flight.
+        let rows = shard.unpublished.unwrap_or(0).max(shard.in_flight_events);
+        let wait = (rows > 0).then(|| counted(rows, "event waits", "events wait"));
         let need = need.fact(shard.nats.clone()).fact(wait).fact(error).fact(again);
-        return Some(need.since(shard.nats_lost_at));
+        return Some(need.act("Show the checks", "/checks", false));
     }
     if let Some(waits) = &shard.waiting_for {
         return Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error));
@@ -215,25 +232,36 @@ pub(crate) fn of_servers(name: &str, shard: &ShardStatus, now: Timestamp) -> Opt
 
 fn of_slot(name: &str, shard: &ShardStatus) -> Option<Need> {
     let slot = shard.slot.as_ref()?;
-    let is_lost = slot.wal_status.as_deref() == Some("lost");
-    if is_lost {
+    if slot.wal_status.as_deref() == Some("lost") {
         let what = "the slot is lost: the relay makes another, and reads the table";
         return Some(Need::new(Weight::Stops, name, what));
     }
-    let seconds = slot.wal_headroom_seconds.filter(|it| *it < HEADROOM_SECONDS);
+    let is_little = slot.wal_headroom_bytes.is_some_and(|left| slot.retained_bytes < left / 9);
+    let soon = if is_little { HEADROOM_LEAST_SECONDS } else { HEADROOM_SECONDS };
+    let seconds = slot.wal_headroom_seconds.filter(|it| *it < soon);
     let is_short = slot.wal_status.as_deref() == Some("unreserved");
     if seconds.is_none() && !is_short {
         return None;
     }
-    let kept = bytes(slot.retained_bytes);
-    let what = match slot.wal_headroom_bytes {
-        Some(left) => {
-            format!("the slot keeps {kept} of {} of log", bytes(slot.retained_bytes + left))
-        }
-        None => format!("the slot keeps {kept} of log"),
-    };
+    let of = slot.wal_headroom_bytes.map(|left| bytes(slot.retained_bytes + left));
+    let of = of.map(|it| format!(" of {it}")).unwrap_or_default();
+    let what = format!("the slot keeps {}{of} of log", bytes(slot.retained_bytes));
     let until = seconds.map(|it| format!("full in {} at this rate", span(it)));
     Some(Need::new(Weight::Stops, name, what).fact(until))
+}
+
+/// How much more a slot may keep. The relay sees no growth in a few seconds in which nothing came.
+pub(crate) fn headroom(picture: &Picture, shard: &ShardStatus, now: Timestamp) -> Option<String> {
+    let slot = shard.slot.as_ref()?;
+    let [then, lately] = [[65, 55], [10, 0]].map(|ago| picture.history.mean("slot", now, ago));
+    let grew = then.is_some() && lately > then;
+    let is_away = !shard.nats_connected || shard.breaker == "open";
+    Some(match (slot.wal_headroom_bytes.map(bytes), slot.wal_headroom_seconds) {
+        (Some(left), Some(seconds)) => format!("{left} more, in {} at this rate", span(seconds)),
+        (Some(left), None) if grew || is_away => format!("{left} more"),
+        (Some(left), None) => format!("{left} more; it does not grow"),
+        (None, _) => "none is set: relay.wal_limit, max_slot_wal_keep_size".into(),
+    })
 }
 
 fn of_upkeep(name: &str, shard: &ShardStatus) -> Vec<Need> {
@@ -255,15 +283,27 @@ fn is_follower(group: &Group) -> bool {
 fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
     let groups = &relay.books.letters.groups;
     let followers: u64 = groups.iter().filter(|it| is_follower(it)).map(|it| it.count).sum();
-    let has_causes = groups.iter().any(|it| !is_follower(it));
-    let shown = groups.iter().filter(|it| !has_causes || !is_follower(it)).take(GROUPS_SHOWN);
+    let causes = groups.iter().map(|it| it.count).sum::<u64>() - followers;
+    let them = if causes == 1 { "it" } else { "them" };
+    let shown = groups.iter().filter(|it| causes == 0 || !is_follower(it)).take(GROUPS_SHOWN);
     let needs = shown.enumerate().map(|(number, group)| {
-        let behind = (number == 0 && has_causes && followers > 0)
-            .then(|| format!("{} behind them", counted(followers, "event waits", "events wait")));
+        let behind = (number == 0 && causes > 0 && followers > 0)
+            .then(|| format!("{} behind {them}", counted(followers, "event waits", "events wait")));
         let weight = if followers > 0 { Weight::Waits } else { Weight::Look };
-        decidable(of_group(group, weight).fact(behind), &relay.key, group, &relay.books.operations)
+        let need = of_group(group, weight).fact(aggregate(relay, group)).fact(behind);
+        decidable(need, &relay.key, group, &relay.books.operations)
     });
     needs.collect()
+}
+
+/// Whose the letters of a group are, if all of the queue are known and those alike are of one aggregate.
+fn aggregate(relay: &Relay, group: &Group) -> Option<String> {
+    let letters = &relay.books.letters;
+    let cause = super::plan::literal(&group.fingerprint);
+    let are_known = letters.total == letters.dead_letters.len() as u64;
+    let mut alike = letters.dead_letters.iter().filter(|it| it.reason.contains(cause));
+    let name = alike.next().filter(|_| are_known)?.aggregate()?;
+    alike.all(|it| it.aggregate().as_ref() == Some(&name)).then(|| short(&name, 80))
 }
 
 fn of_inbox_letters(inbox: &Inbox) -> Vec<Need> {
@@ -321,6 +361,7 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
     }
     let said = it.status.as_ref().and_then(|it| it.paused.clone());
     let reason = said.or_else(|| worker?.reason.clone()).or_else(|| it.unready.clone());
+    let is_cut_off = reason.as_ref().is_some_and(|it| it.starts_with("the broker is away"));
     match it.state() {
         "no worker" => {
             let need = need("no worker has it: nothing is handled".into());
@@ -334,10 +375,13 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
             let need = Need { next: probe, ..need };
             Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
         }
+        "waiting" | "not ready" if is_cut_off => Some(need(NO_ANSWER.into()).fact(waiting)),
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
         "working" => of_failing(it, now),
-        "behind" => of_failing(it, now)
-            .or_else(|| Some(need(why_behind(it, picture, now)).fact(waiting).fact(oldest))),
+        "behind" => of_failing(it, now).or_else(|| {
+            let need = need(why_behind(it, picture, now)).fact(waiting).fact(oldest);
+            Some(Need { weight: Weight::Late, ..need })
+        }),
         _ => None,
     }
 }

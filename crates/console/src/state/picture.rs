@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use super::answers::{InboxStatus, RelayStatus};
 pub(crate) use super::consumer_view::ConsumerView;
-use super::consumer_view::{consumers, first_of, is_first};
-use super::history::History;
+use super::consumer_view::{Lagging, consumers, first_of, is_first, lags};
+pub(crate) use super::history::{History, consumer_series};
 use super::operator_answers::{Operation, with_lost};
 use super::rates::{Counters, Durations, Percentiles};
 pub(crate) use super::source::{
@@ -49,6 +49,8 @@ pub(crate) struct Picture {
     counters: Counters,
     durations: Durations,
     attempts: BTreeMap<(String, String), Durations>,
+    /// Whether consumers get less done than comes.
+    lagging: Lagging,
 }
 
 /// One round of answers of all sources.
@@ -126,23 +128,25 @@ impl Picture {
         for ((source, name), rate) in &moment.consumers {
             history.note(&consumer_series("rate", source, name), now, *rate);
         }
-        for it in consumers(&self.inboxes) {
+        for it in consumers(&self.inboxes, &self.lagging) {
             let of = (it.source.clone(), it.name.clone());
             let attempts = it.status.iter().map(|it| &it.attempt_duration);
             let seen = self.attempts.entry(of.clone()).or_default();
             if let Some(took) = seen.see(now, ATTEMPTS_SECONDS, attempts) {
-                moment.attempts.insert(of, took);
+                moment.attempts.insert(of.clone(), took);
             }
             if let Some(waiting) = it.waiting() {
                 let name = consumer_series("waiting", &it.source, &it.name);
                 history.note(&name, now, super::figures::as_f64(waiting));
             }
+            let lags = lags(history, now, &of, it.lags);
+            self.lagging.insert(of, lags);
         }
         self.moment = moment;
     }
 
     pub(crate) fn consumers(&self) -> Vec<ConsumerView> {
-        consumers(&self.inboxes)
+        consumers(&self.inboxes, &self.lagging)
     }
 
     pub(crate) fn relay(&self, key: &str) -> Option<&Relay> {
@@ -184,11 +188,6 @@ impl Picture {
         let operations = self.operations().filter(|(_, it)| !it.progress.ended);
         replays.filter(|it| it.is_under_way()).count() + operations.count()
     }
-}
-
-/// The name of a series of a consumer.
-pub(crate) fn consumer_series(what: &str, source: &str, name: &str) -> String {
-    format!("consumer {source} {name} {what}")
 }
 
 #[cfg(test)]

@@ -2,32 +2,40 @@
 
 use jiff::Timestamp;
 
+use super::figures::{counted, short};
 use super::needs::{Weight, has_lost_database, needs};
-use super::picture::{Inbox, Link, Picture, Relay};
+use super::picture::{ConsumerView, Inbox, Link, Picture, Relay};
 
 /// How a word is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Good,
+    /// It works, and something needs a person.
+    Look,
     Trouble,
     Unknown,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Word {
-    pub(crate) text: &'static str,
+    pub(crate) text: String,
     pub(crate) tone: Tone,
 }
 
 impl Word {
-    fn trouble(text: &'static str) -> Self {
-        Self { text, tone: Tone::Trouble }
+    fn new(text: &str, tone: Tone) -> Self {
+        Self { text: text.into(), tone }
+    }
+
+    fn trouble(text: &str) -> Self {
+        Self::new(text, Tone::Trouble)
     }
 
     /// As the page's styles call it.
     pub(crate) fn class(&self) -> &'static str {
         match self.tone {
             Tone::Good => "good",
+            Tone::Look => "look",
             Tone::Trouble => "trouble",
             Tone::Unknown => "unknown",
         }
@@ -45,24 +53,33 @@ pub(crate) fn word(picture: &Picture, now: Timestamp) -> Word {
     if word.tone == Tone::Good && picture.databases().any(is_away) {
         return Word::trouble("Inbox away");
     }
-    let has_trouble = || needs(picture, now).iter().any(|it| it.weight < Weight::Look);
-    if word.tone == Tone::Good && has_trouble() { Word::trouble("Held up") } else { word }
+    if word.tone != Tone::Good {
+        return word;
+    }
+    let is_unknown = |it: &ConsumerView| it.status.as_ref().is_some_and(|it| it.pending.is_none());
+    let letters = picture.dead_letters();
+    let remark = match needs(picture, now).first().map(|it| (it.weight, short(&it.subject, 24))) {
+        None if !picture.consumers().iter().any(is_unknown) => return word,
+        None => return Word::new("Working, backlogs are not known yet", Tone::Unknown),
+        Some((Weight::Stops | Weight::Waits, _)) => return Word::trouble("Held up"),
+        Some((Weight::Late, whose)) => format!("{whose} is behind"),
+        Some(_) if letters > 0 => counted(letters, "dead letter", "dead letters"),
+        Some((_, whose)) => format!("{whose} needs a look"),
+    };
+    Word::new(&format!("Working, {remark}"), Tone::Look)
 }
 
 fn of_processes(picture: &Picture) -> Word {
     let relays: Vec<_> = picture.relays.iter().map(of_relay).collect();
-    if relays.is_empty() {
-        return of_inboxes(picture);
-    }
     let trouble = relays.iter().find(|it| it.tone == Tone::Trouble);
     let unknown = relays.iter().find(|it| it.tone == Tone::Unknown);
-    trouble.or(unknown).or(relays.first()).cloned().unwrap_or(Word::trouble("Unknown"))
+    trouble.or(unknown).or(relays.first()).cloned().unwrap_or_else(|| of_inboxes(picture))
 }
 
 fn of_relay(relay: &Relay) -> Word {
     let links = || relay.processes.iter().map(|it| &it.link);
     if links().all(|it| *it == Link::NotAsked) && relay.unread.is_none() {
-        return Word { text: "Asking", tone: Tone::Unknown };
+        return Word::new("Asking", Tone::Unknown);
     }
     if links().all(|it| matches!(it, Link::Down { .. })) {
         return Word::trouble("Not answering");
@@ -73,10 +90,9 @@ fn of_relay(relay: &Relay) -> Word {
             return Word::trouble("Database away");
         }
         let starts = relay.shards().iter().any(|(_, it)| it.role == "starting");
-        return if starts {
-            Word { text: "Starting", tone: Tone::Unknown }
-        } else {
-            Word::trouble("No active relay")
+        return match starts {
+            true => Word::new("Starting", Tone::Unknown),
+            false => Word::trouble("No active relay"),
         };
     };
     if !shard.postgres_connected {
@@ -91,37 +107,34 @@ fn of_relay(relay: &Relay) -> Word {
     if up.clone().any(|it| !it.ready.ready) {
         return Word::trouble("Held up");
     }
-    Word { text: "Working", tone: Tone::Good }
+    Word::new("Working", Tone::Good)
 }
 
 fn of_inboxes(picture: &Picture) -> Word {
-    let mut processes = picture.inboxes.iter().flat_map(|it| &it.processes).peekable();
-    if processes.peek().is_none() {
-        return Word { text: "Asking", tone: Tone::Unknown };
-    }
+    let processes = picture.inboxes.iter().flat_map(|it| &it.processes);
     let (up, away): (Vec<_>, Vec<_>) = processes.partition(|it| it.is_up());
     match (up.is_empty(), up.iter().any(|it| !it.ready.ready)) {
         (true, _) if away.iter().all(|it| it.link == Link::NotAsked) => {
-            Word { text: "Asking", tone: Tone::Unknown }
+            Word::new("Asking", Tone::Unknown)
         }
         (true, _) => Word::trouble("Not answering"),
         (false, true) => Word::trouble("Held up"),
-        (false, false) => Word { text: "Working", tone: Tone::Good },
+        (false, false) => Word::new("Working", Tone::Good),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::answers::{Readiness, ShardStatus};
+    use super::super::answers::{Group, Readiness, ShardStatus};
     use super::super::picture::Round;
     use super::super::picture::tests::{at, failure, picture, round, with_relay};
     use super::*;
 
-    fn of(round: Round) -> &'static str {
+    fn of(round: Round) -> String {
         word(&picture([round]), at(100)).text
     }
 
-    fn with(change: impl FnOnce(&mut ShardStatus, &mut Readiness)) -> &'static str {
+    fn with(change: impl FnOnce(&mut ShardStatus, &mut Readiness)) -> String {
         of(with_relay(change))
     }
 
@@ -158,6 +171,38 @@ mod tests {
         let mut away = round();
         away.inboxes[0].processes[0].1 = Err(failure("refused"));
         assert_eq!(of(away), "Inbox away");
+    }
+
+    fn told(rounds: impl IntoIterator<Item = Round>) -> (String, &'static str) {
+        let word = word(&picture(rounds), at(100));
+        let class = word.class();
+        (word.text, class)
+    }
+
+    #[test]
+    fn only_a_screen_on_which_nothing_needs_a_person_is_green() {
+        assert_eq!(told([round()]), ("Working".into(), "good"));
+        let mut letters = round();
+        if let Some(Ok(books)) = &mut letters.inboxes[0].books {
+            let group = Group { fingerprint: "503".into(), count: 1_335, ..Group::default() };
+            (books.letters.total, books.letters.groups) = (1_335, vec![group]);
+        }
+        assert_eq!(told([letters.clone()]), ("Working, 1,335 dead letters".into(), "look"));
+        let with_pending = |mut round: Round, pending| {
+            if let Ok((status, _)) = &mut round.inboxes[0].processes[0].1 {
+                status.consumers.get_mut("mailer").expect("it is there").pending = pending;
+            }
+            round
+        };
+        let behind = with_pending(letters.clone(), Some(12_245));
+        assert_eq!(told([behind]), ("Working, mailer is behind".into(), "look"));
+        let unknown = || with_pending(round(), None);
+        let words = "Working, backlogs are not known yet";
+        assert_eq!(told([unknown()]), (words.into(), "unknown"));
+        assert_eq!(told([unknown(), round()]), ("Working".into(), "good"));
+        let mut second = round();
+        second.relays[0].processes.push(("10.0.0.3:9464".into(), Err(failure("refused"))));
+        assert_eq!(told([second]), ("Working, relay needs a look".into(), "look"));
     }
 
     #[test]
