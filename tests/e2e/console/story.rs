@@ -22,7 +22,11 @@ async fn requeue_a_group(count: i64) {
 
     let browser = stage.browser("operator").await;
     browser.wait_text(".needs", "dead letters").await;
+    browser.wait_text(".headline.look .word", " dead letters").await;
+    browser.size(320, 900).await;
+    browser.assert_sound("dead letters").await;
     browser.size(1440, 900).await;
+    browser.screenshot("story-letters").await;
     browser.click(".needs .actions a[href*='/dead-letters?']").await;
     browser.wait_text("h1", "Dead letters").await;
     browser.screenshot("story-group").await;
