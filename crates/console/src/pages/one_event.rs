@@ -68,7 +68,7 @@ struct OneEvent {
     path: String,
     event: String,
     plan: Option<Result<Vec<Step>, Problem>>,
-    /// Of an event that is to be tried: it has its end, or nobody tried it yet.
+    /// Of an event that is to be tried: no attempt of it waits.
     is_vain: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::state::figures::{bytes, clock, latency, rate, rounded};
 use crate::state::history::Reach;
-use crate::state::needs::{Need, needs};
+use crate::state::needs::{ActKind, Need, needs};
 use crate::state::picture::{Link, Picture};
 use crate::visitor::Visitor;
 

@@ -165,10 +165,11 @@ impl OperationRow {
 
     fn said(&self) -> String {
         let it = &self.it.progress;
-        match it.total {
-            0 if self.it.is_lost => return ABSENT.into(),
-            0 if !it.ended => return "counting".into(),
-            _ => {}
+        if it.total == 0 && self.it.is_lost {
+            return ABSENT.into();
+        }
+        if it.total == 0 && !it.ended {
+            return "counting".into();
         }
         let skipped = match it.skipped {
             0 => String::new(),

@@ -46,8 +46,17 @@ pub(crate) enum Weight {
 pub(crate) struct Act {
     pub(crate) label: &'static str,
     pub(crate) path: String,
-    /// Done at once, and not planned first.
-    pub(crate) is_change: bool,
+    pub(crate) kind: ActKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ActKind {
+    /// Shows more.
+    Show,
+    /// Is planned first.
+    Plan,
+    /// Is done at once.
+    Change,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,8 +101,8 @@ impl Need {
         Self { path: path.into(), ..self }
     }
 
-    fn act(self, label: &'static str, path: impl Into<String>, is_change: bool) -> Self {
-        Self { act: Some(Act { label, path: path.into(), is_change }), ..self }
+    fn act(self, label: &'static str, path: impl Into<String>, kind: ActKind) -> Self {
+        Self { act: Some(Act { label, path: path.into(), kind }), ..self }
     }
 }
 
@@ -217,7 +226,7 @@ pub(crate) fn of_servers(name: &str, shard: &ShardStatus, now: Timestamp) -> Opt
         let rows = shard.unpublished.unwrap_or(0).max(shard.in_flight_events);
         let wait = (rows > 0).then(|| counted(rows, "event waits", "events wait"));
         let need = need.fact(shard.nats.clone()).fact(wait).fact(error).fact(again);
-        return Some(need.act("Show the checks", "/checks", false));
+        return Some(need.act("Show the checks", "/checks", ActKind::Show));
     }
     if let Some(waits) = &shard.waiting_for {
         return Some(Need::new(Weight::Waits, name, format!("waiting {waits}")).fact(error));
@@ -325,9 +334,13 @@ fn decidable(need: Need, source: &str, group: &Group, operations: &[Operation]) 
         Some(it) => {
             let Progress { done, total, .. } = it.progress;
             let fact = format!("{}: {} of {}", it.request.action, count(done), count(total));
-            need.fact(Some(fact)).act("Show the work", "/work", false)
+            need.fact(Some(fact)).act("Show the work", "/work", ActKind::Show)
         }
-        None => need.act("Requeue…", format!("/dead-letters/plan?action=requeue&{filter}"), false),
+        None => need.act(
+            "Requeue…",
+            format!("/dead-letters/plan?action=requeue&{filter}"),
+            ActKind::Plan,
+        ),
     }
 }
 
@@ -357,7 +370,7 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
     if let Some(pause) = record.and_then(|it| it.pause.as_ref()) {
         let why = pause.why.as_ref().map(|it| format!(": {it}")).unwrap_or_default();
         let need = need(format!("paused by {}{why}", pause.by)).since(pause.at).fact(waiting);
-        return Some(need.act("Resume", format!("{path}/resume"), true));
+        return Some(need.act("Resume", format!("{path}/resume"), ActKind::Change));
     }
     let said = it.status.as_ref().and_then(|it| it.paused.clone());
     let reason = said.or_else(|| worker?.reason.clone()).or_else(|| it.unready.clone());
@@ -373,7 +386,7 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
             let reason = reason.map(|it| format!(": {it}")).unwrap_or_default();
             let need = need(format!("breaker open{reason}")).fact(waiting).fact(oldest);
             let need = Need { next: probe, ..need };
-            Some(need.act("Close breaker", format!("{path}/close-breaker"), true))
+            Some(need.act("Close breaker", format!("{path}/close-breaker"), ActKind::Change))
         }
         "waiting" | "not ready" if is_cut_off => Some(need(NO_ANSWER.into()).fact(waiting)),
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
@@ -434,7 +447,7 @@ fn of_failing(view: &ConsumerView, now: Timestamp) -> Option<Need> {
         .fact(it.next_attempt_at.map(|at| format!("next {}", until(at, now))))
         .fact((others > 0).then(|| format!("{} more", counted(others as u64, "event", "events"))));
     let act = format!("{path}/try-now?event={}", super::plan::escape(&it.event_id));
-    Some(need.at(&*path).act("Try now…", act, false))
+    Some(need.at(&*path).act("Try now…", act, ActKind::Plan))
 }
 
 /// Where the page of a consumer is.

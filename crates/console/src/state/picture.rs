@@ -44,7 +44,7 @@ pub(crate) struct Picture {
     pub(crate) history: History,
     /// When the last round of answers came.
     pub(crate) at: Option<Timestamp>,
-    /// How often everybody said what is in the databases.
+    /// How often it was asked for what is in the databases, and somebody answered.
     pub(crate) counts: u64,
     counters: Counters,
     durations: Durations,
@@ -70,8 +70,8 @@ impl Picture {
     }
 
     pub(crate) fn apply(&mut self, now: Timestamp, round: Round) {
-        let is_counted = round.relays.iter().all(|it| matches!(it.books, Some(Ok(_))))
-            && round.inboxes.iter().all(|it| matches!(it.books, Some(Ok(_))));
+        let is_counted = round.relays.iter().any(|it| matches!(it.books, Some(Ok(_))))
+            || round.inboxes.iter().any(|it| matches!(it.books, Some(Ok(_))));
         self.counts += u64::from(is_counted);
         for (relay, mut told) in self.relays.iter_mut().zip(round.relays) {
             if let Some(Ok(books)) = &mut told.books {

@@ -10,6 +10,7 @@ use operate::event_search::{EventFilter, FoundEvent, FoundState, find_events};
 use relay::Config;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use servers::describe;
 use uuid::Uuid;
 
 use super::api::{AGGREGATE, Asked, LIMIT, LIMIT_MAX, Named, json, limit, parsed};
@@ -70,9 +71,11 @@ async fn search(
     let filter = EventFilter { aggregate, aggregate_id, event_type, since, until, state };
     let (after, limit) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
-    // Who has no inbox here needs no tables for one, and the list is of the outbox.
-    if let Err(error) = story::add_consumers(&config, &mut events).await {
-        tracing::debug!(error = &error as &dyn std::error::Error, "no consumer's dead letters");
+    // The list is of the outbox. Who has no inbox here needs no tables for one.
+    if let Err(error) = story::add_consumers(&config, &mut events).await
+        && !matches!(error, inbox::Error::Tables { .. })
+    {
+        tracing::warn!(error = describe(&error), "could not look for dead letters of consumers");
     }
     let next = cursor::end_page(&mut events, limit, FoundEvent::place)?;
     json(&Events { events, next })

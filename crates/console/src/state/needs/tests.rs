@@ -53,7 +53,7 @@ fn an_outage_has_one_count_and_one_card() {
     let facts = ["250 events wait", "tries again in 86 s at the latest", "mailer waits, too"];
     assert_eq!(found[0].facts, facts);
     let act = found[0].act.as_ref().expect("it can be looked at");
-    assert_eq!((act.label, &*act.path, act.is_change), ("Show the checks", "/checks", false));
+    assert_eq!((act.label, &*act.path, act.kind), ("Show the checks", "/checks", ActKind::Show));
     cut_off.relays = round().relays;
     let found = of(cut_off);
     assert_eq!((&*found[0].subject, &*found[0].what), ("mailer", "no answer from NATS"));
@@ -178,7 +178,7 @@ fn an_open_breaker_says_why_and_until_when() {
     assert_eq!(found[0].facts, ["42 wait", "oldest 2 s"]);
     assert_eq!(found[0].next, Some(at(160)));
     let act = found[0].act.as_ref().expect("it can be closed");
-    assert_eq!((&*act.path, act.is_change), ("/consumers/inbox/mailer/close-breaker", true));
+    assert_eq!((&*act.path, act.kind), ("/consumers/inbox/mailer/close-breaker", ActKind::Change));
 }
 
 #[test]

@@ -1,18 +1,22 @@
 //! How the durable consumer goes back in its stream.
 
+use std::time::Duration;
+
 use async_nats::Client;
 use async_nats::jetstream::consumer::{DeliverPolicy, FromConsumer, Info, pull};
 use async_nats::jetstream::stream::{ConsumerResetErrorKind, RetentionPolicy, Stream};
 use serde::Serialize;
+use tokio::time::sleep;
 
 use super::{LOOKING, create, find, wanted};
 use crate::Error;
 use crate::config::Config;
 
-/// How often the broker is asked to reset a consumer whose acknowledgements do not go back. A server
-/// that is about to write down its state of before (`writeState` of its file store, 2.14 and 2.15) keeps
-/// that, shows it until the next delivery, and has it after a restart.
+/// How often, and how far apart, the broker is asked to reset a consumer whose acknowledgements do not go
+/// back. A server that writes its state of before down just then (`writeState` of the file store of 2.15)
+/// keeps that, shows it until the next delivery, and has it after a restart.
 const RESETS_MAX: u32 = 10;
+const RESET_PAUSE: Duration = Duration::from_millis(50);
 
 /// How a consumer goes back in its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -76,6 +80,7 @@ pub(crate) async fn rewind(
         {
             return Ok(RewindMethod::Reset);
         }
+        sleep(RESET_PAUSE).await;
     }
     if !keeps_messages(stream) {
         return Err(Error::cannot_rewind(&config.stream));

@@ -62,8 +62,8 @@ pub(crate) fn end(schema: &str) -> String {
 }
 
 /// Removes the records of these events, if they are processed, writes that down, and how far it
-/// is: `$6`, if it was `$5`. Up to there at most everything is handled from then on. Only for the worker that has the role. Later records would count as
-/// forgotten and become dead letters: those that are too old are kept.
+/// is: `$6`, if it was `$5`. What is removed is not handled any more. Only for the worker that has the
+/// role. Later records would count as forgotten and become dead letters: those that are too old are kept.
 pub(crate) fn remove(schema: &str) -> String {
     format!(
         "WITH rewind AS MATERIALIZED (
@@ -88,8 +88,8 @@ pub(crate) fn remove(schema: &str) -> String {
                  event_time, subject, stream, stream_seq, attempts
              FROM done, rewind
          ), unhandled AS (
-             UPDATE {schema}.inbox_roles SET handled_to = least(handled_to, $5)
-             FROM rewind WHERE consumer = $1 AND token = $7::uuid
+             UPDATE {schema}.inbox_roles SET handled_to = $5
+             FROM rewind WHERE consumer = $1 AND token = $7::uuid AND handled_to > $5
          )
          UPDATE {schema}.inbox_rewinds AS r
          SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)

@@ -512,8 +512,8 @@ WITH rewind AS MATERIALIZED (
         event_time, subject, stream, stream_seq, attempts
     FROM done, rewind
 ), unhandled AS (
-    UPDATE public.inbox_roles SET handled_to = least(handled_to, $5)
-    FROM rewind WHERE consumer = $1 AND token = $7::uuid
+    UPDATE public.inbox_roles SET handled_to = $5
+    FROM rewind WHERE consumer = $1 AND token = $7::uuid AND handled_to > $5
 )
 UPDATE public.inbox_rewinds AS r
 SET removed_to = $6, removed = r.removed + (SELECT count(*) FROM done)
