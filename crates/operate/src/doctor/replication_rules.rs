@@ -347,7 +347,7 @@ fn slot_fits(seen: &Seen) -> Judged {
     }
     let plugin = slot.plugin.as_deref().unwrap_or("no plugin");
     let evidence = match plugin {
-        "pgoutput" => format!("slot {name} was not created by tailpost"),
+        "pgoutput" => format!("no row of tailpost_state says that slot {name} is ours"),
         _ => format!("slot {name} has the output plugin {plugin}"),
     };
     if slot.reader.is_some() {

@@ -162,7 +162,9 @@ async fn ensure(
                 .into(),
         }),
         SlotFound::NotOurs => Err(Error::Unusable {
-            problem: format!("replication slot \"{slot}\" was not created by tailpost"),
+            problem: format!(
+                "no row of tailpost_state says that replication slot \"{slot}\" is ours"
+            ),
             fix: format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"

@@ -101,10 +101,10 @@ fn tell<S: Told>(
     Err(match status {
         StatusCode::OK => return Ok(()),
         StatusCode::ACCEPTED => late(format!("event {id} is not there after {waited:?}: {said}")),
-        StatusCode::NOT_FOUND => {
-            Refusal::not_found(format!("event {id} is unknown after {waited:?}: {said}"))
-                .with_hint("its transaction may not be committed, or its row was deleted")
-        }
+        StatusCode::NOT_FOUND => Refusal::not_found(format!(
+            "event {id} is unknown after {waited:?}: {said}"
+        ))
+        .with_hint(format!("`tailpost explain {id}` says how far it came, if it is committed")),
         _ => Refusal::conflict(format!("event {id} will not be there: {said}")).with_hint(format!(
             "`tailpost outbox dlq show {id}` or `tailpost inbox dlq show {id}` says more"
         )),

@@ -65,9 +65,9 @@ async fn publishing(
     let stream = &config.stream.name;
     let went_back = beyond_the_log(&tail, log_end).map(|position| {
         format!(
-            "the database went back, by a restore or a failover: stream {stream} has events up to \
-             {position}, and the log ended at {log_end}. Their rows may be gone; `tailpost verify` \
-             names them"
+            "the database went back, by a restore or a failover, or others write positions: stream \
+             {stream} has events up to {position}, and the log ended at {log_end}. Their rows may \
+             be gone; `tailpost verify` names them"
         )
     });
     if let Some(why) = &went_back {
