@@ -347,7 +347,7 @@ fn slot_fits(seen: &Seen) -> Judged {
     }
     let plugin = slot.plugin.as_deref().unwrap_or("no plugin");
     let evidence = match plugin {
-        "pgoutput" => format!("no row of tailpost_state says that slot {name} is ours"),
+        "pgoutput" => format!("tailpost_state has no row of slot {name}"),
         _ => format!("slot {name} has the output plugin {plugin}"),
     };
     if slot.reader.is_some() {

@@ -162,9 +162,7 @@ async fn ensure(
                 .into(),
         }),
         SlotFound::NotOurs => Err(Error::Unusable {
-            problem: format!(
-                "no row of tailpost_state says that replication slot \"{slot}\" is ours"
-            ),
+            problem: format!("tailpost_state has no row of replication slot \"{slot}\""),
             fix: format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
