@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7005),
     ("inbox", 11120),
     ("lab", 6507),
-    ("operate", 13595),
+    ("operate", 13626),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 17995),
     ("servers", 2414),
-    ("tailpost", 12698),
+    ("tailpost", 12713),
 ];
 
 /// Settings of the configuration file.

@@ -19,6 +19,10 @@ pub struct AuditQuestion {
     pub action: Option<String>,
     /// Part of who did it, in any case.
     pub actor: Option<String>,
+    /// Those about this event.
+    pub event_id: Option<Uuid>,
+    /// Those about this aggregate, as `TYPE:ID`.
+    pub aggregate: Option<String>,
     /// Those of then or later.
     pub since: Option<Timestamp>,
     /// Those of before.
@@ -77,6 +81,8 @@ fn list(kinds: &[&str]) -> String {
                   AND ($4::timestamptz IS NULL OR at < $4)
                   AND ($5::timestamptz IS NULL
                       OR (at, key COLLATE \"C\") < ($5, $6::text COLLATE \"C\"))
+                  AND ($8::uuid IS NULL OR event_id = $8)
+                  AND ($9::text IS NULL OR aggregate = $9)
               {NEWEST})"
         )
     };
@@ -125,8 +131,8 @@ fn of_inbox(schema: &str) -> String {
 }
 
 impl AuditQuestion {
-    fn parameters(&self) -> [Box<dyn ToSql + Sync + Send + '_>; 7] {
-        let Self { action, actor, since, until, after, limit } = self;
+    fn parameters(&self) -> [Box<dyn ToSql + Sync + Send + '_>; 9] {
+        let Self { action, actor, event_id, aggregate, since, until, after, limit } = self;
         let (at, key) = after.as_ref().map(|it| (it.0, it.1.as_str())).unzip();
         [
             Box::new(action),
@@ -136,6 +142,8 @@ impl AuditQuestion {
             Box::new(at),
             Box::new(key),
             Box::new(limit),
+            Box::new(event_id),
+            Box::new(aggregate),
         ]
     }
 }

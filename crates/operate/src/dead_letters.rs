@@ -307,6 +307,12 @@ pub struct DeadLetterDetail<L> {
     /// Names the dead letter as it is, for `If-Match`; none if it is decided about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
+    /// Of the outbox: how long its payload is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload_bytes: Option<i32>,
+    /// Of the outbox: how many events wait for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<i64>,
     /// What was done to it, in order.
     pub history: Vec<AuditEntry>,
     /// Of the inbox: the newest attempts that failed, in order, while it has the record.
@@ -335,6 +341,8 @@ impl<L> DeadLetterDetail<L> {
             stream: None,
             stream_seq: None,
             etag: None,
+            payload_bytes: None,
+            waiting: None,
             history,
             failed_attempts: Vec::new(),
             headers: None,

@@ -38,6 +38,8 @@ pub struct EventFilter {
     pub until: Option<Timestamp>,
     /// Those of which this has become.
     pub state: Option<FoundState>,
+    /// Those that are a dead letter of a consumer beside the outbox.
+    pub dead_at_consumer: bool,
 }
 
 /// Where an event is in the order of a search: when it happened, and its id. Those that do not say

@@ -146,6 +146,7 @@ impl DeadLetters {
         let mut detail = DeadLetterDetail::new(id, dead_letter, state, history);
         detail.etag = tag;
         (detail.published_at, detail.stream, detail.stream_seq) = row.unwrap_or_default();
+        (detail.payload_bytes, detail.waiting) = self.store.weight(id).await?.unzip();
         let carried = if with_payload { self.store.carried(id).await? } else { None };
         Ok(match carried {
             Some((headers, payload)) => detail.carrying(headers, &payload),

@@ -137,12 +137,28 @@ impl Store {
         &self,
         id: Uuid,
     ) -> Result<Option<(Option<serde_json::Value>, Vec<u8>)>, Error> {
-        let payload = match mark::type_name(self.dead_payload_type().await?) {
-            "bytea" => "payload",
-            _ => "convert_to(payload::text, 'UTF8')",
-        };
+        let payload = self.payload_bytes().await?;
         let sql = format!("SELECT headers::jsonb, {payload} FROM {} WHERE id = $1", self.dead());
         let row = self.query_opt("read a dead letter", &sql, &[&id]).await?;
+        Ok(row.map(|row| (row.get(0), row.get(1))))
+    }
+
+    /// The payload as the broker gets it.
+    async fn payload_bytes(&self) -> Result<&'static str, Error> {
+        Ok(match mark::type_name(self.dead_payload_type().await?) {
+            "bytea" => "payload",
+            _ => "convert_to(payload::text, 'UTF8')",
+        })
+    }
+
+    /// How long its payload is, and how many events wait for it.
+    pub(crate) async fn weight(&self, id: Uuid) -> Result<Option<(i32, i64)>, Error> {
+        let (payload, dead) = (self.payload_bytes().await?, self.dead());
+        let sql = format!(
+            "SELECT length({payload}), (SELECT count(*) FROM {dead}
+                 WHERE blocked_by = $1 AND discarded_at IS NULL) FROM {dead} WHERE id = $1"
+        );
+        let row = self.query_opt("weigh a dead letter", &sql, &[&id]).await?;
         Ok(row.map(|row| (row.get(0), row.get(1))))
     }
 

@@ -60,6 +60,10 @@ impl Store {
             }
             None => {}
         }
+        if filter.dead_at_consumer {
+            let letters = self.table.companion("inbox_dead_letter");
+            conditions.push(format!("id IN (SELECT message_id FROM {letters})"));
+        }
         conditions.extend(filter.state.map(|it| condition(it).to_owned()));
         let sql = format!(
             "SELECT {COLUMNS} FROM {} WHERE {}

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use operate::audit::{AuditQuestion, Audited};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::api::{Asked, LIMIT, LIMIT_MAX, json, limit};
 use super::cursor;
@@ -28,6 +29,10 @@ struct AuditQuery {
     action: Option<String>,
     /// In who did it, in any case
     actor: Option<String>,
+    /// About this event
+    event: Option<Uuid>,
+    /// About this aggregate, as TYPE:ID: an inbox knows that of rewinds alone
+    aggregate: Option<String>,
     /// Done then or later
     since: Option<Timestamp>,
     /// Done before
@@ -56,10 +61,12 @@ async fn show(
     State(audit): State<Audit>,
     Asked(query): Asked<AuditQuery>,
 ) -> Result<Response, ApiError> {
-    let AuditQuery { action, actor, since, until, limit: most, cursor } = query;
+    let AuditQuery { action, actor, event: event_id, aggregate, .. } = query;
+    let AuditQuery { since, until, limit: most, cursor, .. } = query;
     let (after, most) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let limit = i64::from(most) + 1;
-    let mut entries = audit(AuditQuestion { action, actor, since, until, after, limit }).await?;
+    let question = AuditQuestion { action, actor, event_id, aggregate, since, until, after, limit };
+    let mut entries = audit(question).await?;
     let next = cursor::end_page(&mut entries, most, Audited::place)?;
     json(&Entries { entries, next })
 }

@@ -39,6 +39,9 @@ struct EventsQuery {
     until: Option<Timestamp>,
     /// What became of it
     state: Option<FoundState>,
+    /// Whether only dead letters of consumers beside the outbox are meant
+    #[serde(default)]
+    dead_at_consumer: bool,
     /// Events of a page
     #[schemars(range(max = LIMIT_MAX), extend("default" = LIMIT))]
     limit: Option<u32>,
@@ -67,8 +70,9 @@ async fn search(
     Asked(query): Asked<EventsQuery>,
 ) -> Result<Response, ApiError> {
     let EventsQuery { aggregate, aggregate_id, event_type, .. } = query;
-    let EventsQuery { since, until, state, limit: most, cursor, .. } = query;
-    let filter = EventFilter { aggregate, aggregate_id, event_type, since, until, state };
+    let EventsQuery { since, until, state, dead_at_consumer, limit: most, cursor, .. } = query;
+    let filter =
+        EventFilter { aggregate, aggregate_id, event_type, since, until, state, dead_at_consumer };
     let (after, limit) = (cursor::decode(cursor.as_deref())?, limit(most)?);
     let mut events = find_events(&config, &filter, after, limit + 1).await?;
     // The list is of the outbox. Who has no inbox here needs no tables for one.

@@ -1,7 +1,7 @@
 //! `…/dead-letter/operations`: work on many dead letters, which goes on after its request.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use axum::Json;
 use axum::extract::State;
@@ -44,6 +44,7 @@ struct Known {
 struct Work {
     request: BulkRequest,
     began_at: Timestamp,
+    ended_at: Arc<OnceLock<Timestamp>>,
     progress: watch::Receiver<Progress>,
     stop: CancellationToken,
 }
@@ -59,6 +60,7 @@ pub(crate) struct Started {
 struct Shown {
     operation: u64,
     began_at: Timestamp,
+    ended_at: Option<Timestamp>,
     /// As it was asked for, and by whom.
     request: BulkRequest,
     progress: Progress,
@@ -134,7 +136,9 @@ impl Operations {
         let (stop, turns) = (CancellationToken::new(), Arc::clone(&self.turns));
         let (action, by) = (request.action, request.by.clone().unwrap_or_default());
         let began_at = Timestamp::now();
-        let work_of = Work { request, began_at, progress, stop: stop.clone() };
+        let ended = Arc::<OnceLock<_>>::default();
+        let (ended_at, ends) = (Arc::clone(&ended), stop.clone());
+        let work_of = Work { request, began_at, ended_at, progress, stop: ends };
         let operation = self.remember(work_of)?;
         info!(operation, ?action, by, "working through dead letters");
         tokio::spawn(async move {
@@ -143,7 +147,9 @@ impl Operations {
                 let _turn = turns.acquire().await?;
                 work(sender, stop).await
             };
-            if let Err(error) = worked.await {
+            let worked = worked.await;
+            ended.get_or_init(Timestamp::now);
+            if let Err(error) = worked {
                 let error = crate::errors::chain(&error);
                 warn!(operation, error, "could not go on working through dead letters");
                 told.send_modify(|it| (it.ended, it.last_refusal) = (true, Some(error)));
@@ -178,6 +184,7 @@ async fn list(State(operations): State<Operations>) -> Result<Response, ApiError
     let shown = known.all.iter().rev().map(|(number, it)| Shown {
         operation: *number,
         began_at: it.began_at,
+        ended_at: it.ended_at.get().copied(),
         request: it.request.clone(),
         progress: it.progress.borrow().clone(),
     });

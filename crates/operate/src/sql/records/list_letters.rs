@@ -62,9 +62,10 @@ pub(crate) fn count_letters(schema: &str, many: bool) -> String {
     )
 }
 
-/// By what their reasons have in common.
+/// By what their reasons have in common. What is tried again has no cause at the moment.
 pub(crate) fn group_letters_of(schema: &str, many: bool) -> String {
-    let these = if many { meant(schema) } else { open(schema) };
+    let dead = || format!("{} AND coalesce(m.status, 'DEAD') = 'DEAD'", open(schema));
+    let these = if many { meant(schema) } else { dead() };
     let aggregate = "coalesce(d.headers->'Aggregate-Type'->>0 || ':'
         || (d.headers->'Aggregate-Id'->>0), d.message_id::text)";
     as_json(&group_letters(aggregate, &these))

@@ -77,7 +77,7 @@ AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
 AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
-AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') ORDER BY dead_at DESC LIMIT 10000) newest
+AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') AND coalesce(m.status, 'DEAD') = 'DEAD' ORDER BY dead_at DESC LIMIT 10000) newest
            GROUP BY 1, 2) of_aggregate
      GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 20) SELECT to_json(it) FROM it;
 
