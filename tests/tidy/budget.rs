@@ -7,7 +7,7 @@ use super::{files, read, root};
 
 /// Lines of code, by crate.
 const LINES: [(&str, usize); 9] = [
-    ("console", 7005),
+    ("console", 7178),
     ("inbox", 11120),
     ("lab", 6507),
     ("operate", 13626),

@@ -207,6 +207,19 @@
     setInterval(() => { listen(); mark(); ages(); }, 1000);
   }
 
+  // What comes of a decision is told until that is final, or two minutes have passed.
+  function outcome(it, left) {
+    const request = new XMLHttpRequest();
+    request.open("GET", it.dataset.outcome);
+    request.onload = () => {
+      const isText = request.getResponseHeader("content-type")?.startsWith("text/plain");
+      if (isText && it.textContent !== request.responseText) it.textContent = request.responseText;
+      if (request.status === 202 && left > 0) setTimeout(outcome, 1000, it, left - 1);
+    };
+    request.send();
+  }
+  all("[data-outcome]").forEach((it) => outcome(it, 120));
+
   // --- forms -----------------------------------------------------------------------------------
 
   document.addEventListener("submit", (event) => {

@@ -42,8 +42,8 @@ pub use visitor::Peer;
 
 use app::App;
 use pages::{
-    audit, audit_export, checks, consumer, consumers, dead_letters, event, events, letter,
-    letter_changes, log, one_event, overview, replay, rewind, settings_page, sign_in, work,
+    audit, audit_export, came_of_it, checks, consumer, consumers, dead_letters, event, events,
+    letter, letter_changes, log, one_event, overview, replay, rewind, settings_page, sign_in, work,
 };
 use problem::Problem;
 
@@ -134,6 +134,7 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/dead-letters/{source}/{id}/{action}", post(letter_changes::decide))
         .route("/events", get(events::events))
         .route("/events/{id}", get(event::event))
+        .route("/events/{id}/outcome", get(came_of_it::outcome))
         .route("/consumers", get(consumers::consumers))
         .route("/consumers/{source}/{name}", get(consumer::consumer))
         .route(

@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod audit_export;
 mod audit_pages;
+pub(crate) mod came_of_it;
 pub(crate) mod checks;
 pub(crate) mod consumer;
 pub(crate) mod consumers;

@@ -9,6 +9,7 @@ pub(crate) mod life;
 pub(crate) mod live_figures;
 pub(crate) mod needs;
 pub(crate) mod operator_answers;
+pub(crate) mod outcome;
 pub(crate) mod picture;
 pub(crate) mod plan;
 mod rates;

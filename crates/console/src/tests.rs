@@ -451,3 +451,14 @@ async fn the_next_page_after_signing_in_is_one_of_the_console() {
         assert_eq!(answer.headers[header::LOCATION].to_str().expect("text"), to);
     }
 }
+
+#[tokio::test]
+async fn the_settings_say_whom_a_console_asks_and_who_somebody_is_whatever_the_role() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
+    let page = stage.get("/settings", &cookie).await.body;
+    let relay = format!("http://{}/api/v1", stage.app.settings.upstreams[0].authority);
+    for told in [env!("CARGO_PKG_VERSION"), &relay, "ada (viewer)", "docs/console.md"] {
+        assert!(page.contains(told), "{told}: {page}");
+    }
+}

@@ -91,6 +91,12 @@ impl Visitor {
         Err(Problem::new(StatusCode::FORBIDDEN, detail))
     }
 
+    /// What came of the change before this page, and where it is asked what comes of it further.
+    pub(crate) fn told(&self) -> Option<(&str, Option<&str>)> {
+        let said = self.said.as_deref()?;
+        Some(said.split_once('\n').map_or((said, None), |(said, at)| (said, Some(at))))
+    }
+
     /// With which token upstreams are asked for this visitor.
     pub(crate) fn token(&self) -> Token {
         self.token.as_ref().map_or(Token::Own, |it| Token::Of(Arc::clone(it)))
@@ -110,7 +116,7 @@ pub(crate) const SAID_COOKIE: &str = "tailpost-said";
 /// Which cookie that is; it lasts no longer than the way there.
 pub(crate) fn saying(text: &str) -> String {
     let age = if text.is_empty() { 0 } else { 60 };
-    let text = escape(&short(text, 300));
+    let text = escape(&short(text, 600));
     format!("{SAID_COOKIE}={text}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict")
 }
 

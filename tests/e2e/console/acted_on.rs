@@ -34,6 +34,7 @@ async fn an_event_that_fails_at_a_consumer_is_found_from_the_first_screen_and_tr
     browser.wait_text("main", "attempt 1 failed").await;
     browser.type_into("#why", "mended").await;
     browser.click_through(".plan button").await;
+    browser.wait_text(".remark", "Handled at ").await;
     until(DEADLINE, "both are handled", async || stage.service.calls_of(behind) == 1).await;
     assert_eq!(stage.service.calls_of(blocks), 2);
     let sql = "SELECT decision || ' ' || decided_by || ' ' || reason FROM inbox_decisions";
@@ -91,6 +92,39 @@ async fn a_group_whose_reason_has_several_lines_is_requeued_whole() {
     browser.wait_text("[data-changed]:not([hidden])", "There are 2 dead letters now").await;
     browser.go(&stage.url("/events?q=o-3")).await;
     browser.wait_text("[data-row]", "published · dead at billing").await;
+    browser.go(&stage.url("/events?state=dead_at_consumer")).await;
+    browser.wait_text("[data-row]", "order:o-4").await;
+    let rows = "return document.querySelectorAll('[data-row]').length";
+    assert_eq!(browser.script(rows).await, 2, "those of o-1 and o-2 are handled by now");
+}
+
+/// It says what came of it, without being asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_requeued_at_a_consumer_is_dead_again_or_handled() {
+    let stage = Stage::new(&[]).await;
+    let id = stage.refuse("o-1").await;
+    let browser = stage.browser("operator").await;
+    let requeue = async || {
+        browser.go(&stage.url(&format!("/dead-letters/inbox/{id}?consumer=billing"))).await;
+        browser.click_through("[data-requeue-button]").await;
+    };
+    requeue().await;
+    browser.wait_text(".remark", "Dead again at ").await;
+    browser.wait_text(".remark", "422 Unprocessable Entity").await;
+    stage.service.answer_to("o-1", 204);
+    requeue().await;
+    browser.wait_text(".remark", "Handled at ").await;
+    browser.click_through(".remark a").await;
+    browser.wait_text("main", "requeue by operator").await;
+    // What is tried again is dead no more, and has no cause.
+    let id = stage.refuse("o-2").await;
+    stage.service.answer_to("o-2", 503);
+    browser.go(&stage.url(&format!("/dead-letters/inbox/{id}?consumer=billing"))).await;
+    browser.click_through("[data-requeue-button]").await;
+    browser.wait_text(".remark", "503").await;
+    browser.reload().await;
+    browser.wait_text("[data-selection] [data-label=Since]", "requeued").await;
+    assert!(!browser.text("main").await.contains("Causes"), "none is dead");
 }
 
 mod long {
@@ -327,13 +361,22 @@ mod long {
         let behind = stage.emit("o-1", 10).await;
         // The page changes by itself.
         browser.wait_text(".needs", "1 event waits behind").await;
+        browser.wait_text("[data-live=behind-letters]", "1 event waits behind it").await;
+        browser.wait_text("[data-live=letters]", "1").await;
         let tally = "return document.querySelector('[data-go=d] .tally').hidden";
         until(DEADLINE, "there is a figure", async || browser.script(tally).await == false).await;
         browser.press("gd").await;
         browser.wait_text("h1", "Dead letters").await;
+        browser.wait_text(".lead", "1 dead letter, 1 event waits behind it.").await;
         browser.go(&stage.url(&format!("/dead-letters/relay/{id}"))).await;
         assert!(!browser.text("main").await.contains("9007199254740993"), "hidden until asked for");
-        browser.click_through(&format!("form[action$='/dead-letters/relay/{id}'] button")).await;
+        let facts = browser.text("main").await;
+        assert!(facts.contains("4.9 KiB") && facts.contains("1 event waits"), "{facts}");
+        let buttons = "form[action$='/dead-letters/relay/{id}'] button";
+        browser.wait_text(&buttons.replace("{id}", &id.to_string()), "to edit it").await;
+        browser.size(1440, 900).await;
+        browser.screenshot("letter-that-blocks").await;
+        browser.click_through("button[formaction$='#content']").await;
         let shown = browser.script("return document.querySelector('#payload').value").await;
         assert!(shown.as_str().expect("a text").contains("9007199254740993"), "{shown}");
         let mend = "document.querySelector('#payload').value = '{\"n\": 9007199254740993, \"x\": \"mended\"}'";
@@ -341,6 +384,13 @@ mod long {
         browser.type_into("#edit-why", "the note was too long").await;
         browser.click("form:has(#payload) button.main").await;
         browser.wait_text("h1", "Dead letters").await;
+        browser.wait_text(".remark", "Published at ").await;
+        for (wide, scheme) in [(320, "dark"), (1440, "light")] {
+            browser.size(wide, 900).await;
+            browser.colours(scheme).await;
+            browser.screenshot(&format!("outcome-{wide}-{scheme}")).await;
+            browser.assert_sound("what came of a decision").await;
+        }
         let stored = async || stage.env.stored_ids().await;
         until(DEADLINE, "both are published", async || stored().await.len() == 2).await;
         assert_eq!(stored().await, [id, behind]);
@@ -353,6 +403,16 @@ mod long {
         );
         let done = "read operator, requeue operator the note was too long";
         assert_eq!(stage.env.query::<String>(&sql).await, done);
+        for about in [&*id.to_string(), "order:o-1"] {
+            browser.go(&stage.url("/audit")).await;
+            browser.type_into("#about", about).await;
+            browser.click_through("form[role=search] button").await;
+            browser.wait_text("main", "the note was too long").await;
+        }
+        browser.click_through(".reach a").await;
+        browser.wait_text("main", "the note was too long").await;
+        browser.go(&stage.url("/audit?about=order:o-2")).await;
+        browser.wait_text("main", "No entry matches.").await;
         assert_eq!(browser.complaints().await, Vec::<String>::new());
     }
 }

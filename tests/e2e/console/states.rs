@@ -75,6 +75,15 @@ mod long {
         browser.wait_text("[data-live=lag]", "≤ ").await;
         browser.screenshot("broker-away").await;
         browser.assert_sound("broker away").await;
+        browser.go(&stage.url("/checks")).await;
+        browser.wait_text(".lines", "NATS is away").await;
+        browser.screenshot("checks-broker-away").await;
+        browser.go(&stage.url("/work")).await;
+        browser.wait_text("main", "NATS is away, so there is no stream to compare with").await;
+        let is_off = "return document.querySelector('form[action$=\"/work/comparisons/relay\"] button').disabled";
+        assert_eq!(browser.script(is_off).await, true);
+        browser.screenshot("work-broker-away").await;
+        browser.go(&stage.url("/")).await;
         stage.env.nats.start_again().await.expect("start the broker");
         browser.wait_text(".word", "Inbox away").await;
 

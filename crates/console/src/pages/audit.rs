@@ -5,6 +5,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
 use super::audit_pages::{Merge, Pages, Places, Row};
@@ -14,7 +15,7 @@ use crate::client::Client;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::state::figures::{count, short};
-use crate::state::plan::escape;
+use crate::state::plan::{escape, is_id};
 use crate::visitor::Visitor;
 
 /// Rows of a page.
@@ -42,6 +43,8 @@ pub(crate) struct Search {
     source: String,
     action: String,
     actor: String,
+    /// An event's id, or an aggregate.
+    about: String,
     since: String,
     until: String,
     /// As [`Places`].
@@ -49,9 +52,13 @@ pub(crate) struct Search {
 }
 
 impl Search {
-    fn parts(&self) -> String {
-        let Self { action, actor, since, .. } = self;
-        let parts = [("action", action), ("actor", actor), ("since", &moment("since", since))];
+    fn parts(&self, about: &str, since: &str) -> String {
+        let parts = [
+            ("action", &*self.action),
+            ("actor", &self.actor),
+            (about, &self.about),
+            ("since", since),
+        ];
         let parts = parts.iter().filter(|(_, it)| !it.trim().is_empty());
         parts.map(|(name, it)| format!("&{name}={}", escape(it.trim()))).collect()
     }
@@ -60,13 +67,27 @@ impl Search {
     pub(super) fn query(&self, until: &str) -> String {
         let until = if until.is_empty() { moment("until", &self.until) } else { until.to_owned() };
         let until = if until.is_empty() { until } else { format!("&until={}", escape(&until)) };
-        format!("{}{until}", self.parts())
+        let about = if is_id(self.about.trim()) { "event" } else { "aggregate" };
+        format!("{}{until}", self.parts(about, &moment("since", &self.since)))
     }
 
     /// Without the page.
     fn address(&self) -> String {
         let (source, until) = (escape(&self.source), escape(&self.until));
-        format!("source={source}{}&until={until}", self.parts())
+        format!("source={source}{}&until={until}", self.parts("about", &self.since))
+    }
+
+    /// The same of other days, by their names.
+    fn days(&self, now: &Timestamp) -> [(&'static str, String); 3] {
+        let day = |ago: i64| {
+            (*now - SignedDuration::from_hours(24 * ago)).strftime("%FT00:00").to_string()
+        };
+        let some = [
+            ("Today", day(0), String::new()),
+            ("Yesterday", day(1), day(0)),
+            ("7 days", day(6), String::new()),
+        ];
+        some.map(|(name, since, until)| (name, Self { since, until, ..self.clone() }.address()))
     }
 }
 
@@ -117,4 +138,22 @@ pub(crate) async fn audit(
     let sources = app.clients.iter().map(|it| it.key.clone()).collect();
     let frame = Frame::new(&app, &visitor, Place::Audit, "Audit");
     page(&AuditPage { frame, search, sources, rows, next, problems })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_is_from_midnight_to_midnight_and_keeps_what_else_is_looked_for() {
+        let search = Search { about: "order:o-17".into(), ..Search::default() };
+        let now: Timestamp = "2026-11-26T09:31:07Z".parse().expect("a time");
+        let [today, yesterday, _] = search.days(&now);
+        let begins = "source=&about=order%3Ao-17&since=2026-11-26T00%3A00&until=";
+        assert_eq!(today, ("Today", begins.to_owned()));
+        assert!(yesterday.1.ends_with("&since=2026-11-25T00%3A00&until=2026-11-26T00%3A00"));
+        assert_eq!(search.query(""), "&aggregate=order%3Ao-17");
+        let of_event = Search { about: format!(" {} ", "0".repeat(36)), ..Search::default() };
+        assert!(of_event.query("").starts_with("&event=000"));
+    }
 }

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use crate::app::App;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
+use crate::state::needs::of_servers;
 use crate::state::operator_answers::{Check, Doctor};
 use crate::state::picture::{Picture, Process};
 use crate::visitor::Visitor;
@@ -47,7 +48,7 @@ pub(crate) async fn checks(
 ) -> Result<Response, Problem> {
     let (told, problems) = app.ask_each::<Doctor>(&visitor, |_| true, |_| "doctor".into()).await;
     app.watch.freshen().await;
-    let ready = app.watch.see(ready_rows);
+    let ready = app.watch.see(|it| ready_rows(it, Timestamp::now()));
     let frame = Frame::new(&app, &visitor, Place::Checks, "Checks");
     let visits = told.into_iter().map(|(source, doctor)| Visit::new(source, doctor)).collect();
     page(&ChecksPage { frame, ready, visits, problems })
@@ -69,8 +70,9 @@ impl Visit {
     }
 }
 
-fn ready_rows(picture: &Picture) -> Vec<ReadyRow> {
-    fn row<S>(process: &Process<S>) -> ReadyRow {
+fn ready_rows(picture: &Picture, now: Timestamp) -> Vec<ReadyRow> {
+    /// A process calls itself ready for a while: it knows sooner what is away.
+    fn row<S>(process: &Process<S>, newer: Option<String>) -> ReadyRow {
         let ready = &process.ready;
         let of_consumers = ready.consumers.iter().filter(|(_, it)| !it.ready);
         let of_consumers = of_consumers
@@ -78,12 +80,35 @@ fn ready_rows(picture: &Picture) -> Vec<ReadyRow> {
         let all: Vec<_> = ready.reason.iter().cloned().chain(of_consumers).collect();
         let reason = match process.is_up() {
             false => Some("it does not answer".into()),
-            true if ready.ready => None,
+            true if ready.ready => newer,
             true if all.is_empty() => Some("not ready".into()),
             true => Some(all.join("; ")),
         };
         ReadyRow { address: process.address.clone(), reason }
     }
-    let relays = picture.relays.iter().flat_map(|it| &it.processes).map(row);
-    relays.chain(picture.inboxes.iter().flat_map(|it| &it.processes).map(row)).collect()
+    let relays = picture.relays.iter().flat_map(|it| &it.processes).map(|it| {
+        let mut active = it.status.shards().iter().filter(|it| it.role == "active");
+        row(it, active.find_map(|it| of_servers("", it, now)).map(|it| it.what))
+    });
+    let inboxes = picture.inboxes.iter().flat_map(|it| &it.processes).map(|it| {
+        let mut paused = it.status.consumers.values().filter_map(|it| it.paused.clone());
+        row(it, paused.find(|it| it.starts_with("the broker is away")))
+    });
+    relays.chain(inboxes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::picture::tests::{at, picture, with_relay};
+
+    #[test]
+    fn a_relay_that_calls_itself_ready_is_not_while_its_broker_is_away() {
+        let reason = |is_there| {
+            let round = with_relay(|it, _| it.nats_connected = is_there);
+            ready_rows(&picture([round]), at(1)).swap_remove(0).reason
+        };
+        assert_eq!(reason(true), None);
+        assert_eq!(reason(false).as_deref(), Some("NATS is away: nothing is published"));
+    }
 }

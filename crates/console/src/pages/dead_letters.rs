@@ -17,7 +17,7 @@ use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Group, Letter, Letters};
 use crate::state::figures::{count, counted, short};
-use crate::state::needs::filter;
+use crate::state::needs::{filter, wait_behind};
 use crate::state::operator_answers::Operation;
 use crate::state::picture::Picture;
 use crate::state::plan::{self, LetterPlan, Verb, escape};
@@ -322,8 +322,18 @@ impl DeadLetters {
         let source = self.filter.source.clone();
         let is_known = self.problems.is_empty()
             && self.filter == Filter { source: source.clone(), ..Filter::default() };
-        is_known
-            .then(|| if source.is_empty() { "letters".into() } else { format!("letters.{source}") })
+        is_known.then(|| {
+            if source.is_empty() { "all-letters".into() } else { format!("letters.{source}") }
+        })
+    }
+
+    /// Letters, and what only waits behind them, where there is both.
+    fn summary(&self) -> Option<String> {
+        let followers = self.groups.iter().filter(|it| it.is_follower()).map(|it| it.group.count);
+        let followers = followers.sum::<u64>();
+        let letters = self.total.checked_sub(followers).filter(|it| followers > 0 && *it > 0)?;
+        let said = counted(letters, "dead letter", "dead letters");
+        Some(format!("{said}, {}.", wait_behind(followers, letters)))
     }
 
     fn known(&self) -> String {

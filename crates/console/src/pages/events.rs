@@ -21,6 +21,9 @@ const PAGE: u32 = 50;
 /// An event that is not published for longer is in trouble.
 const PENDING_SECONDS: i64 = 60;
 
+/// Stands among the states, though an event may have another one, too.
+const AT_CONSUMER: &str = "dead_at_consumer";
+
 /// What is looked for.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -52,10 +55,11 @@ impl Search {
     }
 
     fn query(&self) -> String {
+        let (at_consumer, yes) = (self.state == AT_CONSUMER, "true".to_owned());
         let parts = [
             (if self.q.contains(':') { "aggregate" } else { "aggregate_id" }, &self.q),
             ("type", &self.event_type),
-            ("state", &self.state),
+            if at_consumer { (AT_CONSUMER, &yes) } else { ("state", &self.state) },
             ("cursor", &self.cursor),
         ];
         let mut query = format!("limit={PAGE}");
@@ -66,11 +70,12 @@ impl Search {
     }
 }
 
-/// What became of an event before the stream, as a page says it.
-pub(crate) fn at_the_relay(state: &str) -> &str {
+/// What became of an event, as a page says it.
+pub(crate) fn in_words(state: &str) -> &str {
     match state {
         "pending" => "waiting",
-        "dead" => "dead letter",
+        "dead" => "dead at the relay",
+        AT_CONSUMER => "dead at a consumer",
         other => other,
     }
 }
@@ -92,7 +97,7 @@ impl EventRow {
     }
 
     fn state(&self) -> &str {
-        at_the_relay(&self.event.state)
+        in_words(&self.event.state)
     }
 
     /// The consumers of which it is a dead letter.
@@ -185,5 +190,7 @@ mod tests {
         assert!(search("order:o-17").id().is_none());
         assert_eq!(search("order:a/b").query(), "limit=50&aggregate=order%3Aa%2Fb");
         assert_eq!(search("o-17").query(), "limit=50&aggregate_id=o-17");
+        let dead = Search { state: AT_CONSUMER.into(), ..Search::default() };
+        assert_eq!(dead.query(), "limit=50&dead_at_consumer=true");
     }
 }

@@ -76,6 +76,11 @@ impl LetterPage {
         self.letter.as_ref().and_then(Letter::aggregate).unwrap_or_else(|| "–".into())
     }
 
+    /// Whether somebody who may change anything may change the payload, if it is JSON.
+    fn is_editable(&self) -> bool {
+        self.is_outbox && self.is_undecided() && self.frame.may_change
+    }
+
     fn is_undecided(&self) -> bool {
         self.detail.state == "dead"
     }

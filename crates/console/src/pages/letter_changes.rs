@@ -7,6 +7,7 @@ use axum::response::Response;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use super::came_of_it::said_of;
 use super::dead_letters::{Again, Filter, list_page, queue_of, verb_of};
 use super::letter::show_again;
 use crate::app::{App, change, with};
@@ -37,6 +38,8 @@ pub(crate) async fn decide(
     match letter.decide(&app, &visitor, verb, with).await {
         Ok(kind) => {
             let said = format!("Event {id} is {}.", verb.done(kind));
+            let at = (verb == Verb::Requeue).then_some((&*source, consumer));
+            let said = said_of(&id, &said, at);
             Ok(done(&app, &back(&fields), &said))
         }
         Err(problem) => {

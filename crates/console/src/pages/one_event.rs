@@ -10,6 +10,7 @@ use hyper::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::came_of_it::said_of;
 use super::rewind::back;
 use crate::app::{App, change};
 use crate::fields::Fields;
@@ -119,9 +120,11 @@ pub(super) async fn carry_out(
         Deed::Mark => {
             "Marked: the event counts as processed, and later ones of its aggregate go on."
         }
-        Deed::Try => "The event is tried now. What becomes of it is shown here in a moment.",
+        Deed::Try => "The event is tried now.",
     };
-    Ok(back(app, (&source, &name), said))
+    let at = (deed == Deed::Try).then_some((&*source, &*name));
+    let said = said_of(which.event.trim(), said, at);
+    Ok(back(app, (&source, &name), &said))
 }
 
 fn path_of(name: &str, event: &str, deed: Deed) -> String {

@@ -126,16 +126,36 @@ fn chart_rows(picture: &Picture, frame: &Frame, reach: Reach) -> Vec<ChartRow> {
     let (rates, p50, p99, slots) = (points("rate"), points("p50"), points("p99"), points("slot"));
     let every = (window.count / CHART_ROWS).max(1);
     let row = |place: usize| {
+        let most = |of: &[Option<f64>]| most(of, place, every);
         let known = |value: Option<f64>, text: &dyn Fn(f64) -> String| {
             value.map_or_else(|| "–".into(), text)
         };
         ChartRow {
             at: clock(window.begins(place, now), now),
-            rate: known(rates[place], &rate),
-            p50: known(p50[place], &latency),
-            p99: known(p99[place], &latency),
-            slot: known(slots[place], &|it| bytes(rounded(it))),
+            rate: known(most(&rates), &rate),
+            p50: known(most(&p50), &latency),
+            p99: known(most(&p99), &latency),
+            slot: known(most(&slots), &|it| bytes(rounded(it))),
         }
     };
     (0..window.count).rev().step_by(every).map(row).collect()
+}
+
+/// A peak between two rows is in the one behind it.
+fn most(points: &[Option<f64>], place: usize, every: usize) -> Option<f64> {
+    let from = (place + 1).saturating_sub(every);
+    points[from..=place].iter().copied().flatten().reduce(f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_of_the_charts_has_the_peak_of_its_time() {
+        let points = [Some(1.0), Some(900.0), Some(2.0), None, Some(3.0), None];
+        assert_eq!(most(&points, 2, 3), Some(900.0));
+        assert_eq!(most(&points, 5, 3), Some(3.0));
+        assert_eq!((most(&points, 0, 3), most(&points, 3, 1)), (Some(1.0), None));
+    }
 }

@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::frame::{Frame, Place, page};
 use crate::problem::Problem;
 use crate::sessions::Role;
+use crate::settings::{Kind, Upstream};
 use crate::state::figures::{bytes, count, rounded};
 use crate::state::operator_answers::{Configuration, Partition, Retained, Setting};
 use crate::visitor::Visitor;
@@ -28,6 +29,7 @@ struct ProcessSettings {
 struct SettingsPage {
     frame: Frame,
     is_admin: bool,
+    upstreams: Vec<Upstream>,
     processes: Vec<ProcessSettings>,
     kept: Vec<(String, Retained)>,
     problems: Vec<(String, Problem)>,
@@ -75,5 +77,6 @@ pub(crate) async fn settings(
     };
     let processes = told.into_iter().map(of).collect();
     let frame = Frame::new(&app, &visitor, Place::Settings, "Settings");
-    page(&SettingsPage { frame, is_admin, processes, kept, problems })
+    let upstreams = app.settings.upstreams.clone();
+    page(&SettingsPage { frame, is_admin, upstreams, processes, kept, problems })
 }

@@ -17,7 +17,7 @@ use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
 use crate::state::answers::{Letters, Replay};
-use crate::state::figures::{ABSENT, count, short};
+use crate::state::figures::{ABSENT, count, latency, short};
 use crate::state::operator_answers::{
     Comparisons, Operation, OperationRequest, Operations, Rewinds,
 };
@@ -124,6 +124,11 @@ impl OperationRow {
 
     fn queue(&self) -> &'static str {
         queue_of(self.kind)
+    }
+
+    fn took(&self) -> Option<String> {
+        let took = self.it.ended_at?.duration_since(self.it.began_at?);
+        Some(latency(took.as_secs_f64()))
     }
 
     fn percent(&self) -> u64 {

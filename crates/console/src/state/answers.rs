@@ -151,6 +151,8 @@ pub(crate) struct Letter {
     pub(crate) subject: Option<String>,
     pub(crate) stream: Option<String>,
     pub(crate) stream_seq: Option<u64>,
+    /// Of an inbox.
+    pub(crate) payload_bytes: Option<u64>,
 }
 
 impl Letter {
@@ -166,6 +168,10 @@ impl Letter {
 pub(crate) struct LetterDetail {
     pub(crate) dead_letter: Option<Letter>,
     pub(crate) state: String,
+    pub(crate) published_at: Option<Timestamp>,
+    /// Of an outbox, with how many events wait for it.
+    pub(crate) payload_bytes: Option<u64>,
+    pub(crate) waiting: Option<u64>,
     /// What a decision is about.
     pub(crate) etag: Option<String>,
     pub(crate) history: Vec<Decision>,

@@ -10,7 +10,7 @@ use super::answers::ShardStatus;
 use super::chart::{self, Paths, Scale};
 use super::figures::{ABSENT, bytes, clock, count, counted, latency, rate, rounded, short, span};
 use super::history::Reach;
-use super::needs::needs;
+use super::needs::{needs, wait_behind};
 use super::picture::{ConsumerView, Picture, consumer_series};
 use super::rates::Percentiles;
 use super::word::word;
@@ -77,7 +77,12 @@ pub(crate) fn figures(picture: &Picture, now: Timestamp, reach: Reach) -> Figure
     all.set("word", it.text);
     all.set("as-of", known(picture.at.map(|at| clock(at, now))));
     all.set("counts", picture.counts.to_string());
-    all.set("letters", count(picture.dead_letters()));
+    let (letters, behind_them) = (picture.dead_letters(), picture.behind_letters());
+    all.set("letters", count(letters));
+    all.set("all-letters", count(letters + behind_them));
+    let wait =
+        Some(behind_them).filter(|it| *it > 0).map(|it| format!(", {}", wait_behind(it, letters)));
+    all.set("behind-letters", wait.unwrap_or_default());
     let relays = picture.relays.iter().map(|it| (&it.key, it.books.letters.total));
     let inboxes = picture.databases().map(|it| (&it.key, it.books.letters.total));
     for (key, total) in relays.chain(inboxes) {
@@ -194,7 +199,6 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
     let status = it.status.as_ref();
     let key = (it.source.clone(), it.name.clone());
     let now_rate = picture.moment.consumers.get(&key);
-    all.set(of("waiting"), known(it.waiting().map(count)));
     all.set(of("rate"), known(now_rate.copied().map(rate)));
     all.set(of("busy"), known(status.map(|it| count(it.busy))));
     all.set(of("each"), known(picture.moment.attempts.get(&key).map(Percentiles::words)));
@@ -203,8 +207,16 @@ fn consumer(all: &mut Figures, it: &ConsumerView, picture: &Picture, now: Timest
     all.set(of("oldest"), known(oldest));
     all.set(of("dead"), known(it.dead().map(count)));
     let window = picture.history.window(Reach::QuarterHour, now);
-    let name = consumer_series("rate", &it.source, &it.name);
-    let points = picture.history.points(&name, window, now);
+    let series = |what| consumer_series(what, &it.source, &it.name);
+    let points = |what| picture.history.points(&series(what), window, now);
+    // What nobody knows now was so a while ago.
+    let last = |(ago, it): (i64, &Option<f64>)| {
+        let age = span((ago * window.seconds).unsigned_abs());
+        Some(format!("{}, {age} ago", count(rounded((*it)?))))
+    };
+    let last = || (0..).zip(points("waiting").iter().rev()).find_map(last);
+    all.set(of("waiting"), known(it.waiting().map(count).or_else(last)));
+    let points = points("rate");
     let scale = chart::scale(&points, 1.0, 10.0);
     all.scale(&of("rate"), scale, rate);
     all.draw(&of("rate"), chart::paths(&points, scale.top));
@@ -312,6 +324,17 @@ mod tests {
             it.nats_lost_at = Some(at(2));
         });
         assert_eq!(of(&picture([Round { inboxes: Vec::new(), ..idle }])).text("lag"), "≤ 7.0 s");
+    }
+
+    #[test]
+    fn what_waited_is_told_with_its_age_until_it_is_known_again() {
+        let mut unknown = round();
+        if let Ok((status, _)) = &mut unknown.inboxes[0].processes[0].1 {
+            status.consumers.get_mut("mailer").expect("it is there").pending = None;
+        }
+        let all = of(&picture([round(), unknown.clone()]));
+        assert_eq!(all.text("inbox.mailer.waiting"), "42, 9 s ago");
+        assert_eq!(of(&picture([unknown])).text("inbox.mailer.waiting"), "–");
     }
 
     #[test]

@@ -293,16 +293,21 @@ fn of_outbox_letters(relay: &Relay) -> Vec<Need> {
     let groups = &relay.books.letters.groups;
     let followers: u64 = groups.iter().filter(|it| is_follower(it)).map(|it| it.count).sum();
     let causes = groups.iter().map(|it| it.count).sum::<u64>() - followers;
-    let them = if causes == 1 { "it" } else { "them" };
     let shown = groups.iter().filter(|it| causes == 0 || !is_follower(it)).take(GROUPS_SHOWN);
     let needs = shown.enumerate().map(|(number, group)| {
-        let behind = (number == 0 && causes > 0 && followers > 0)
-            .then(|| format!("{} behind {them}", counted(followers, "event waits", "events wait")));
+        let wait =
+            (number == 0 && causes > 0 && followers > 0).then(|| wait_behind(followers, causes));
         let weight = if followers > 0 { Weight::Waits } else { Weight::Look };
-        let need = of_group(group, weight).fact(aggregate(relay, group)).fact(behind);
+        let need = of_group(group, weight).fact(aggregate(relay, group)).fact(wait);
         decidable(need, &relay.key, group, &relay.books.operations)
     });
     needs.collect()
+}
+
+/// Events with which nothing is wrong, behind so many letters.
+pub(crate) fn wait_behind(followers: u64, letters: u64) -> String {
+    let wait = counted(followers, "event waits", "events wait");
+    format!("{wait} behind {}", if letters == 1 { "it" } else { "them" })
 }
 
 /// Whose the letters of a group are, if all of the queue are known and those alike are of one aggregate.

@@ -119,6 +119,7 @@ pub(crate) struct Operations {
 pub(crate) struct Operation {
     pub(crate) operation: u64,
     pub(crate) began_at: Option<Timestamp>,
+    pub(crate) ended_at: Option<Timestamp>,
     pub(crate) request: OperationRequest,
     pub(crate) progress: Progress,
     /// The process that did it does not know it any more.

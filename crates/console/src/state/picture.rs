@@ -9,6 +9,7 @@ pub(crate) use super::consumer_view::ConsumerView;
 use super::consumer_view::{Lagging, consumers, first_of, is_first, lags};
 pub(crate) use super::history::{History, consumer_series};
 use super::operator_answers::{Operation, with_lost};
+use super::plan::is_of_followers;
 use super::rates::{Counters, Durations, Percentiles};
 pub(crate) use super::source::{
     Answered, Failure, Inbox, InboxBooks, Link, Process, Relay, RelayBooks, Told,
@@ -169,10 +170,17 @@ impl Picture {
         found.is_some_and(|it| !is_first(&self.inboxes, it))
     }
 
-    /// Dead letters that nobody decided about, of both queues.
+    /// Dead letters that nobody decided about, of both queues, without those that wait for another.
     pub(crate) fn dead_letters(&self) -> u64 {
         let of_relays = self.relays.iter().map(|it| it.books.letters.total);
-        of_relays.chain(self.databases().map(|it| it.books.letters.total)).sum()
+        let all: u64 = of_relays.chain(self.databases().map(|it| it.books.letters.total)).sum();
+        all.saturating_sub(self.behind_letters())
+    }
+
+    /// Events of outboxes with which nothing is wrong: they wait for a dead letter of their aggregate.
+    pub(crate) fn behind_letters(&self) -> u64 {
+        let groups = self.relays.iter().flat_map(|it| &it.books.letters.groups);
+        groups.filter(|it| is_of_followers(&it.fingerprint)).map(|it| it.count).sum()
     }
 
     /// Work on many dead letters, as far as it is known here.

@@ -54,6 +54,12 @@ async fn a_decision_leads_back_to_the_list_that_it_came_from_and_is_said_there_o
     let both = format!("{cookie}; {}", said.split(';').next().expect("a pair"));
     let shown = stage.get(back, &both).await;
     assert!(shown.body.contains("is requeued: the relay publishes"), "{}", shown.body);
+    let at = format!("/events/{ID}/outcome?source=relay&consumer=");
+    let asks = format!("data-outcome=\"{at}\"");
+    assert!(shown.body.replace("&#38;", "&").contains(&asks), "{}", shown.body);
+    let outcome = stage.get(&at, &cookie).await;
+    assert_eq!(outcome.headers[header::CONTENT_TYPE], "text/plain; charset=utf-8");
+    assert!(outcome.body.starts_with("Dead again at "), "{}", outcome.body);
     let gone = shown.headers[header::SET_COOKIE].to_str().expect("text");
     assert!(gone.contains("Max-Age=0"), "{gone}");
 }
@@ -83,6 +89,11 @@ async fn what_is_requeued_already_is_shown_as_work() {
         assert!(!page.contains("/dead-letters/plan?action=requeue&source=relay&reason"), "{path}");
         assert!(page.contains("Show the work") || page.contains("requeue runs"));
     }
+    let page = stage.get("/work", &cookie).await.body;
+    let (_, row) = page.split_once("data-label=\"By\"").expect("its row");
+    let (by, rest) = row.split_once("data-label=\"State\"").expect("its state");
+    assert_eq!(by.matches("onerror").count(), 2, "who, and why: {by}");
+    assert!(rest.contains("in 12 s"), "{rest}");
 }
 
 /// Two sources, each with a requeue of many before what somebody looks for.

@@ -128,8 +128,9 @@ fn told(path: &str) -> Option<String> {
             format!(r#"{{"settings": [{{"key": "a.b", "value": "{HOSTILE}", "origin": "x"}}]}}"#)
         }
         path if path.ends_with("/operations") => format!(
-            r#"{{"operations": [{{"operation": 7, "request": {{"action": "requeue", "by":
-                "{HOSTILE}", "filter": {{"reason": "{HOSTILE}"}}}}}}]}}"#
+            r#"{{"operations": [{{"operation": 7, "began_at": "2026-11-26T16:48:07Z",
+                "ended_at": "2026-11-26T16:48:19Z", "request": {{"action": "requeue", "by":
+                "{HOSTILE}", "why": "{HOSTILE}", "filter": {{"reason": "{HOSTILE}"}}}}}}]}}"#
         ),
         path if path.contains("dead-letter/") => format!(
             r#"{{"state": "dead", "dead_letter": {letter}, "payload": {{"n": 9007199254740993}},
