@@ -55,6 +55,7 @@ mod rewind;
 mod status;
 mod tally;
 mod unhandled;
+mod unread;
 mod worker;
 
 pub use connection::{BoxError, Connection};

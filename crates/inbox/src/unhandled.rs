@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{DeliverPolicy, Info};
 use jiff::Timestamp;
-use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 use tracing::info;
 use uuid::Uuid;
 
@@ -22,6 +22,7 @@ use crate::nats::durable_consumer::filters_of;
 use crate::nats::stream_range;
 use crate::postgres::attended::answered;
 use crate::postgres::sql::handled_up_to;
+use crate::unread::Seen;
 
 /// Sequences that are looked up by one statement.
 const LOOKED_UP_AT_ONCE: u64 = 500;
@@ -53,18 +54,33 @@ impl Unhandled<'_> {
     ///
     /// If a server refuses or does not answer.
     pub async fn handled_to(&self, server: Option<i64>) -> Result<Option<u64>, Error> {
+        let Some(row) = self.row().await? else { return Ok(None) };
+        if server.is_some_and(|it| it != row.get::<_, i64>(1)) {
+            return Err(Error::LeaseLost);
+        }
+        Ok(row.get::<_, Option<i64>>(0).map(i64::cast_unsigned))
+    }
+
+    /// What of this stream was seen, if anybody has looked, and how many messages are told to have left
+    /// it unread.
+    ///
+    /// # Errors
+    ///
+    /// If the database refuses or does not answer.
+    pub async fn seen(&self) -> Result<(Option<Seen>, u64), Error> {
+        let Some(row) = self.row().await? else { return Ok((None, 0)) };
+        let count = |it: Option<i64>| it.map(i64::cast_unsigned);
+        let seen = count(row.get(2)).zip(count(row.get(3)));
+        Ok((seen.map(|(to, given)| Seen { to, given }), row.get::<_, i64>(4).cast_unsigned()))
+    }
+
+    async fn row(&self) -> Result<Option<Row>, Error> {
         let (sql, Origin { stream, created }) =
             (handled_up_to::find_handled(&self.schema()), self.origin);
         let partition = self.config.partition.cast_signed();
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&self.config.consumer, stream, created, &partition];
-        let Some(row) = answered(LOOKING, self.on.query_opt(&sql, &parameters)).await? else {
-            return Ok(None);
-        };
-        if server.is_some_and(|it| it != row.get::<_, i64>(1)) {
-            return Err(Error::LeaseLost);
-        }
-        Ok(row.get::<_, Option<i64>>(0).map(i64::cast_unsigned))
+        answered(LOOKING, self.on.query_opt(&sql, &parameters)).await
     }
 
     /// The first message behind `handled_to` that is acknowledged and that the records know no end

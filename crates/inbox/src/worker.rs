@@ -14,6 +14,7 @@ mod rewinding;
 mod role;
 mod session;
 pub(crate) mod transactional;
+mod unread_look;
 mod upkeep;
 mod whole;
 mod work;
@@ -362,12 +363,16 @@ impl<W: Work> Worker<W> {
             held_up: Arc::default(),
         };
         let stop = self.shutdown.child_token();
-        let floor = Floor {
+        let mut floor = Floor {
             context: &context,
             stream: source.stream(),
+            nats: &self.nats.1,
             level: self.rewinding.level,
             ended: session.ended.subscribe(),
+            seen: None,
         };
+        // What is delivered from here on is not missed.
+        floor.look(false).await?;
         let (summary, (), (), (), (), went_back, (), ()) = tokio::join!(
             // They are large, and polled in turns.
             Box::pin(session.run(&stop)),
@@ -379,9 +384,7 @@ impl<W: Work> Worker<W> {
             Box::pin(redrive.run(feed.clone())),
             advisories.run(feed),
         );
-        if self.is_active_in(term) {
-            floor.note().await;
-        }
+        floor.end(self.is_active_in(term)).await;
         self.went_back = went_back;
         Ok(summary)
     }

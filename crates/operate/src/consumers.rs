@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::Info;
 use inbox::access::rewind_records::FOLLOWS;
-use inbox::access::{MAKE_DURABLE, as_json, upkept};
+use inbox::access::{MAKE_DURABLE, as_json, unread_in_words, upkept};
 use inbox::{Connection, Error, Upkept};
 use jiff::Timestamp;
 use outbox::Table;
@@ -113,6 +113,8 @@ pub struct Holder {
     pub next_probe_at: Option<Timestamp>,
     /// Why and when the consumer went back by itself the last time, if it ever did.
     pub went_back: Option<String>,
+    /// How many messages left the stream unread, and what is to be done, until somebody has settled it.
+    pub unread: Option<String>,
 }
 
 /// The role of a consumer, or that of one of its partitions, as any worker had it last.
@@ -128,6 +130,8 @@ pub struct HeldPart {
     pub free_seconds: Option<f64>,
     /// Why its worker waits, if it does.
     pub reason: Option<String>,
+    /// How many messages left the stream unread, at most, of which somebody has to settle what becomes.
+    pub unread: u64,
 }
 
 impl HeldPart {
@@ -247,10 +251,15 @@ impl Consumers {
                  next_probe_at,
                  (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
                   WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS})'
-                  ORDER BY id DESC LIMIT 1) AS went_back
+                  ORDER BY id DESC LIMIT 1) AS went_back,
+                 (SELECT {unread} FROM (SELECT consumer, sum(unread) AS unread,
+                         min(unread_since) FILTER (WHERE unread > 0) AS unread_since
+                     FROM {schema}.inbox_roles GROUP BY consumer) AS r
+                  WHERE r.consumer = it.consumer AND r.unread > 0) AS unread
              FROM {schema}.inbox_roles AS it
              ORDER BY consumer, expires_at > clock_timestamp() DESC, reason IS NULL, partition",
-            schema = self.schema
+            schema = self.schema,
+            unread = unread_in_words(&self.schema),
         ));
         select(&self.connection, "look at the roles", &sql, &[]).await
     }
@@ -262,7 +271,7 @@ impl Consumers {
     /// As [`backlogs`](Self::backlogs).
     pub async fn held_parts(&self) -> Result<Vec<HeldPart>, Error> {
         let sql = as_json(&format!(
-            "SELECT consumer, partition, expires_at > clock_timestamp() AS is_held, reason,
+            "SELECT consumer, partition, expires_at > clock_timestamp() AS is_held, reason, unread,
                  extract(epoch FROM clock_timestamp() - nullif(expires_at, '-infinity')) AS free_seconds
              FROM {schema}.inbox_roles ORDER BY consumer, partition",
             schema = self.schema

@@ -1,4 +1,5 @@
-//! The database of the inbox comes back without the last of its records.
+//! The database of the inbox comes back without the last of its records, and the stream loses what
+//! the inbox has not read.
 
 use support::{DEADLINE, TestEnv};
 
@@ -6,9 +7,10 @@ use super::watch;
 use crate::inbox::http::wait_processed;
 use crate::inbox::service::Service;
 
-pub(super) const FIRES: &[&str] = &["TailpostConsumerWentBack"];
+pub(super) const FIRES: &[&str] = &["TailpostConsumerWentBack", "TailpostConsumerMissedMessages"];
 
-pub(super) const WRITES: &[&str] = &["tailpost_inbox_went_back_timestamp_seconds"];
+pub(super) const WRITES: &[&str] =
+    &["tailpost_inbox_went_back_timestamp_seconds", "tailpost_inbox_unread"];
 
 mod long {
     use super::*;
@@ -37,9 +39,19 @@ mod long {
         env.execute("UPDATE inbox_roles SET handled_to = 5").await;
         let inbox = env.spawn(&args);
         inbox.announce("the consumer goes back");
-        watch.prometheus.wait_firing(FIRES).await;
-        watch.wait_written(WRITES).await;
+        watch.prometheus.wait_firing(&FIRES[..1]).await;
         wait_processed(&env, 10).await;
+        inbox.sigterm();
+        inbox.wait_exit(DEADLINE).await;
+
+        env.insert_each(5).await;
+        env.ends_with(0, &["wait", "--all"]).await;
+        env.stream().await.purge().await.expect("purge");
+        let inbox = env.spawn(&args);
+        inbox.announce("left the stream unread");
+        watch.prometheus.wait_firing(&FIRES[1..]).await;
+        watch.wait_written(WRITES).await;
+        env.execute("UPDATE inbox_roles SET unread = 0").await;
         watch.wait_quiet().await;
     }
 }

@@ -36,6 +36,7 @@ mod shared_at_random;
 mod shared_handlers;
 mod shared_stuck;
 mod silent;
+mod unread;
 mod whole_way;
 
 use std::num::NonZeroU32;

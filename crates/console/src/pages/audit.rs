@@ -22,7 +22,7 @@ use crate::visitor::Visitor;
 const ROWS: usize = 50;
 
 /// What people look for. The lists have more.
-const ACTIONS: [&str; 12] = [
+const ACTIONS: [&str; 13] = [
     "requeue",
     "discard",
     "reject",
@@ -35,6 +35,7 @@ const ACTIONS: [&str; 12] = [
     "resume",
     "close_breaker",
     "release",
+    "unread",
 ];
 
 #[derive(Debug, Clone, Default, Deserialize)]

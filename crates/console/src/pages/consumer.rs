@@ -139,6 +139,7 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
             facts.push(("It has the role since", clock(at, frame.now)));
         }
         facts.extend(worker.went_back.clone().map(|it| ("Went back", it)));
+        facts.extend(worker.unread.clone().map(|it| ("Unread", it)));
     }
     facts
 }

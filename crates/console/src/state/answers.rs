@@ -444,6 +444,7 @@ pub(crate) struct Worker {
     pub(crate) reason: Option<String>,
     pub(crate) next_probe_at: Option<Timestamp>,
     pub(crate) went_back: Option<String>,
+    pub(crate) unread: Option<String>,
 }
 
 /// Why a process refuses what it was asked for (RFC 9457).

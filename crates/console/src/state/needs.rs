@@ -129,6 +129,7 @@ pub(crate) fn needs(picture: &Picture, now: Timestamp) -> Vec<Need> {
             None => needs.push(need),
         }
     }
+    needs.extend(consumers.iter().filter_map(of_unread));
     needs.extend(of_replays(picture));
     needs.sort_by_key(|it| it.weight);
     needs
@@ -402,6 +403,13 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
         }),
         _ => None,
     }
+}
+
+/// What left the stream before it was given it.
+fn of_unread(it: &ConsumerView) -> Option<Need> {
+    let why = it.record.as_ref()?.worker.as_ref()?.unread.clone()?;
+    let what = "messages left the stream unread";
+    Some(Need::new(Weight::Look, &*it.name, what).fact(Some(why)).at(consumer_path(it)))
 }
 
 /// How fast it gets on, and how long its attempts take. How many events come for it nobody says: it

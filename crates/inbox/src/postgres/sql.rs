@@ -11,6 +11,7 @@ pub(crate) mod park;
 pub(crate) mod renew;
 pub(crate) mod requeued;
 pub mod rewind_records;
+pub(crate) mod seen_stream;
 #[cfg(test)]
 mod tests;
 

@@ -22,7 +22,7 @@ use servers::describe;
 
 pub use self::forgetting::{Keep, Maintained, Upkept, look_after, upkept};
 
-const SQL: [&str; 7] = [
+const SQL: [&str; 8] = [
     include_str!("../../migrations/0002_inbox.sql"),
     include_str!("../../migrations/0008_inbox_places.sql"),
     include_str!("../../migrations/0009_inbox_selections.sql"),
@@ -30,6 +30,7 @@ const SQL: [&str; 7] = [
     include_str!("../../migrations/0011_inbox_patience.sql"),
     include_str!("../../migrations/0012_inbox_attempts.sql"),
     include_str!("../../migrations/0013_inbox_audit.sql"),
+    include_str!("../../migrations/0015_inbox_unread.sql"),
 ];
 
 /// Claim while the tables are made or partitions are added or dropped.

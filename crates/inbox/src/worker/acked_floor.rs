@@ -5,7 +5,7 @@
 //! acknowledge what was delivered: the place is before every event that has no end here. While the
 //! consumer is for other subjects it passes over events, and the place stays.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::Stream;
 use tokio::sync::watch;
@@ -13,24 +13,31 @@ use tokio::time::sleep;
 
 use crate::Status;
 use crate::nats::durable_consumer;
+use crate::unread::Seen;
 use crate::worker::work::Context;
 
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How often to look what left the stream.
+const LOOK_AT_STREAM: Duration = Duration::from_secs(10);
 
 /// The consumer's acknowledgement floor.
 pub(super) struct Floor<'a> {
     pub(super) context: &'a Context,
     pub(super) stream: Stream,
+    pub(super) nats: &'a async_nats::Client,
     /// Where it began, if the records knew the end of everything up to there.
     pub(super) level: Option<u64>,
     /// Up to where all that was delivered since has its end.
     pub(super) ended: watch::Receiver<u64>,
+    /// What this session has seen of the stream, and up to where that is written down.
+    pub(super) seen: Option<(Seen, u64)>,
 }
 
 impl Floor<'_> {
     /// Looks while events have their end, and once more: acknowledgements come after that.
-    pub(super) async fn follow(&self, status: watch::Receiver<Status>) {
-        let mut seen = [None; 2];
+    pub(super) async fn follow(&mut self, status: watch::Receiver<Status>) {
+        let (mut seen, mut looked) = ([None; 2], Instant::now());
         loop {
             sleep(LOOK).await;
             let ends = Some((status.borrow().counts, *self.ended.borrow()));
@@ -38,10 +45,24 @@ impl Floor<'_> {
                 self.note().await;
             }
             seen = [ends, seen[0]];
+            if looked.elapsed() >= LOOK_AT_STREAM {
+                looked = Instant::now();
+                // What is not seen now is at the next look.
+                let _ = self.look(false).await;
+            }
         }
     }
 
-    pub(super) async fn note(&self) {
+    /// The session is over. Who has lost the role has nothing to say.
+    pub(super) async fn end(&mut self, is_active: bool) {
+        if is_active {
+            self.note().await;
+            // The next session looks too.
+            let _ = self.look(true).await;
+        }
+    }
+
+    async fn note(&self) {
         let Context { config, term, handled, .. } = self.context;
         let Some(level) = self.level else { return };
         // Without an answer the next look tells.

@@ -238,7 +238,7 @@ impl Rewinder {
 
     /// The first message that the consumer has acknowledged and that its records know no end of: the
     /// database was put back to an earlier state, and no worker has looked since. Nothing if no worker
-    /// ever ran it here.
+    /// ever ran it here. And how many messages left the stream unread, at most, that nobody has settled.
     ///
     /// # Errors
     ///
@@ -247,20 +247,24 @@ impl Rewinder {
     /// # Cancel safety
     ///
     /// Dropping the future leaves nothing behind.
-    pub async fn unhandled(&self) -> Result<Option<u64>, Error> {
+    pub async fn unhandled(&self) -> Result<(Option<u64>, u64), Error> {
         let config = &self.config;
         let stream = durable_consumer::stream(&self.nats, config).await?;
         let (on, origin) = (self.connection.client(), Origin::of(config, &stream));
+        let (before, mut unread) = (stream.cached_info().state.first_sequence, 0);
         for config in &config.parts() {
             let Some(found) = durable_consumer::find(&stream, config).await? else { continue };
             let known = Unhandled { on, nats: &self.nats, config, origin: &origin, found: &found };
             if let Some(handled_to) = known.handled_to(None).await?
                 && let Some(seq) = known.first(handled_to).await?
             {
-                return Ok(Some(seq));
+                return Ok((Some(seq), unread));
             }
+            let (seen, told) = known.seen().await?;
+            let seen = seen.filter(|_| durable_consumer::keeps_messages(&stream));
+            unread += told + seen.map_or(0, |it| it.missed(before, &found));
         }
-        Ok(None)
+        Ok((None, unread))
     }
 
     /// The message to go back to, and whether earlier ones were asked for that the stream has lost.

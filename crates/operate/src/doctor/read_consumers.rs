@@ -38,6 +38,7 @@ const TABLES: &[&str] = &[
 const COLUMNS: &[&str] = &[
     "inbox_roles.handled_to",
     "inbox_roles.partition",
+    "inbox_roles.unread_since",
     "inbox_messages.tried_since",
     "inbox_attempts.took_ms",
     "inbox_attempts.code",

@@ -145,6 +145,9 @@ struct Consumer {
     breaker: BreakerState,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// Messages that left the stream unread: no other process would bring them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unread: Option<u64>,
 }
 
 impl Consumer {
@@ -157,7 +160,9 @@ impl Consumer {
         let breaker = status.handler.breaker;
         let paused = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
         let reason = paused.map(str::to_owned).or(stalled);
-        Self { ready: is_up || is_held, state: status.state, breaker, reason }
+        let unread =
+            sample.map(|it| it.parts.iter().map(|it| it.unread).sum()).filter(|it| *it > 0);
+        Self { ready: is_up || is_held, state: status.state, breaker, reason, unread }
     }
 }
 

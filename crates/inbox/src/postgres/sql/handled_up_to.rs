@@ -7,12 +7,17 @@ use super::claim::remembered;
 pub(crate) const SERVER: &str =
     "(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint";
 
+/// The row is of the stream `$2` that was created at `$3`.
+const THIS_STREAM: &str =
+    "handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz";
+
 /// Up to where, of the stream `$2` that was created at `$3` and the partition `$4`, and on which server. No row if nobody
-/// ever had the consumer; null if nobody has written it down of this stream.
+/// ever had the consumer; null if nobody has written it down of this stream. And what of the stream was
+/// seen, and was not.
 pub(crate) fn find_handled(schema: &str) -> String {
     format!(
-        "SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
-             THEN handled_to END, {SERVER}
+        "SELECT CASE WHEN {THIS_STREAM} THEN handled_to END, {SERVER},
+             CASE WHEN {THIS_STREAM} THEN seen_to END, seen_given, unread
          FROM {schema}.inbox_roles WHERE consumer = $1 AND partition = $4"
     )
 }
@@ -22,7 +27,8 @@ pub(crate) fn find_handled(schema: &str) -> String {
 pub(crate) fn write_handled(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_roles
-         SET handled_stream = $2, handled_created = $3, handled_to = $4
+         SET handled_stream = $2, handled_created = $3, handled_to = $4,
+             seen_to = CASE WHEN {THIS_STREAM} THEN seen_to END
          WHERE consumer = $1 AND token = $5 AND {SERVER} = $6 RETURNING handled_to"
     )
 }

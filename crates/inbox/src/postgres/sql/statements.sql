@@ -82,13 +82,14 @@ FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[])
 WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token;
 
 -- find what is handled
-SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz
-    THEN handled_to END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint
+SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN handled_to END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+    CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END, seen_given, unread
 FROM public.inbox_roles WHERE consumer = $1 AND partition = $4;
 
 -- write down what is handled
 UPDATE public.inbox_roles
-SET handled_stream = $2, handled_created = $3, handled_to = $4
+SET handled_stream = $2, handled_created = $3, handled_to = $4,
+    seen_to = CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END
 WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $6 RETURNING handled_to;
 
 -- first that is not handled
@@ -108,6 +109,22 @@ SELECT max(m.stream_seq)
 FROM unnest($2::uuid[], $3::timestamptz[], $4::bigint[]) AS i (message_id, event_time, seq)
 JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_id
     AND m.event_time = i.event_time AND m.stream_seq = i.seq;
+
+-- write down what was seen
+UPDATE public.inbox_roles SET seen_to = $3, seen_given = $4,
+    seen_at = CASE WHEN $5 THEN clock_timestamp() - interval '1 min' ELSE seen_at END,
+    unread = unread + $6::bigint,
+    unread_since = CASE WHEN $6::bigint > 0 AND unread = 0 THEN seen_at ELSE unread_since END
+WHERE consumer = $1 AND token = $2 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $7
+    AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
+RETURNING 'up to ' || unread || ' messages left the stream unread, some of which may be of other '
+'subjects. No rewind brings them: `tailpost replay ' || coalesce('--since ' || to_char(
+unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') || '` does. '
+'Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' || quote_literal(consumer);
+
+-- note what left the stream
+INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)
+VALUES ($1, 'unread', session_user || ' (a worker)', 'inbox', $2);
 
 -- record new events
 INSERT INTO public.inbox_messages (consumer, message_id, event_time, subject, stream,

@@ -36,6 +36,8 @@ pub(crate) struct Part {
     pub(crate) stalled: Duration,
     /// For how long no worker has had the partition.
     pub(crate) free: Duration,
+    /// Messages that left the stream unread, at most, and that nobody has settled.
+    pub(crate) unread: u64,
 }
 
 /// What the broker knows about a consumer.

@@ -124,6 +124,11 @@ impl Sampler {
             let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
             let seen = (&status, &*infos, &*attended);
             sample.parts = self.parts(&name, seen, places, now);
+            for (index, part) in sample.parts.iter_mut().enumerate() {
+                let mut of = held.iter().filter(|it| it.consumer == name);
+                part.unread =
+                    of.find(|it| it.partition as usize == index).map_or(0, |it| it.unread);
+            }
             let place = places.entry(name.clone()).or_default();
             sample.undone = place.undone(&status, &sample.backlog, now);
             consumers.insert(name, sample);
@@ -164,6 +169,7 @@ impl Sampler {
                 unmoved: place.unmoved.lasts(now),
                 stalled: place.stalled.lasts(now),
                 free: place.free.lasts(now),
+                unread: 0,
             }
         };
         durables.into_iter().flatten().zip(infos).enumerate().map(part).collect()

@@ -174,6 +174,7 @@ impl Lines {
         if let Some(why) = worker.as_ref().and_then(|it| it.went_back.as_ref()) {
             self.add("  went back", why);
         }
+        self.add_some("  unread", worker.as_ref().and_then(|it| it.unread.as_ref()));
         if !consumer.unattended.is_empty() {
             self.add("  no worker", format_args!("has {}", consumer.unattended.join(", ")));
         }
@@ -247,6 +248,7 @@ mod tests {
             reason: Some("the handler is away: 503\nmore".into()),
             next_probe_at: Some(time("2026-10-19T08:00:09Z")),
             went_back: None,
+            unread: None,
         }
     }
 

@@ -11,6 +11,7 @@ use tokio_postgres::error::SqlState;
 use crate::cli::WaitArgs;
 use crate::commands::inbox::builder;
 use crate::config::Settings;
+use crate::errors::Refusal;
 use crate::output;
 
 /// Between two looks at the durable consumer.
@@ -118,11 +119,17 @@ async fn records(
     Ok(Rewinder::new(builder, settings.connection("tailpost wait").await?)?)
 }
 
-/// Whether the inbox's records have an end of all that is answered. Without an inbox, or one that may
+/// Whether the inbox's records have an end of all that is answered. An error if messages were gone that
+/// nobody could answer. Without an inbox, or one that may
 /// be read, the broker's acknowledgements are enough.
 async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
     match records.unhandled().await {
-        Ok(unhandled) => Ok(unhandled.is_none()),
+        Ok((None, unread @ 1..)) => {
+            let problem = format!("up to {unread} messages left the stream unread");
+            let hint = "`tailpost status` says how to bring them, and how to settle it";
+            Err(Refusal::conflict(problem).with_hint(hint).into())
+        }
+        Ok((unhandled, _)) => Ok(unhandled.is_none()),
         Err(inbox::Error::Sql { source, .. }) if is_no_inbox(&source) => Ok(true),
         Err(error) => Err(error.into()),
     }

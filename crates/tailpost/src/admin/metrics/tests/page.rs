@@ -16,8 +16,7 @@ A relay serves `/metrics` at `admin.listen`, an inbox at `admin.inbox_listen`, w
 set ([docker/prometheus.yml](../docker/prometheus.yml)). [docker/grafana](../docker/grafana) has a
 dashboard, [alerts.md](alerts.md) the alerts.
 
-- A name with `_total` is a counter, which begins at 0 with the process. Others are gauges. A name ends
-  with its unit: `_bytes`, `_seconds`, `_timestamp_seconds` (since 1970).
+- A name with `_total` is a counter, which begins at 0 with the process. Others are gauges.
 - All have the label `env` (`metrics.environment`). Those of a relay also have `pipeline` (slot and
   publication), `stream` and, with several shards, `shard`; those of a consumer `consumer`.
 - What only a server knows is read every `metrics.interval`. It keeps its value while the server is
