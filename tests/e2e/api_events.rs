@@ -74,6 +74,11 @@ async fn events_are_found_page_by_page_and_explained() {
     assert_eq!(scene.pages("events?limit=7&state=published", "events").await, expected[..25]);
     assert_eq!(scene.pages("events?limit=5&state=dead", "events").await, [dead]);
     assert_eq!(scene.pages("events?limit=5&state=pending", "events").await, [] as [Uuid; 0]);
+    // There is no inbox.
+    assert_eq!(
+        scene.pages("events?limit=5&dead_at_consumer=true", "events").await,
+        [] as [Uuid; 0]
+    );
     assert_eq!(
         scene.pages("events?limit=5&until=2020-01-01T00:00:00Z", "events").await,
         [] as [Uuid; 0]

@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7187),
     ("inbox", 11273),
     ("lab", 6507),
-    ("operate", 13638),
+    ("operate", 13644),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 17995),

@@ -19,6 +19,13 @@ impl Store {
         after: Option<EventPlace>,
         limit: u32,
     ) -> Result<Vec<FoundEvent>, Error> {
+        let letters = self.table.companion("inbox_dead_letter");
+        if filter.dead_at_consumer {
+            let sql = "SELECT to_regclass($1) IS NOT NULL";
+            if !self.query_one("look for an inbox", sql, &[&letters]).await?.get::<_, bool>(0) {
+                return Ok(vec![]);
+            }
+        }
         let aggregate = filter.aggregate.as_ref();
         let aggregate_type = aggregate.map(|it| &it.kind);
         let aggregate_id = aggregate.map(|it| &it.id);
@@ -61,7 +68,6 @@ impl Store {
             None => {}
         }
         if filter.dead_at_consumer {
-            let letters = self.table.companion("inbox_dead_letter");
             conditions.push(format!("id IN (SELECT message_id FROM {letters})"));
         }
         conditions.extend(filter.state.map(|it| condition(it).to_owned()));
