@@ -31,7 +31,7 @@ pub(crate) fn note_unread(schema: &str) -> String {
 pub fn in_words(schema: &str) -> String {
     format!(
         "'up to ' || unread || ' messages left the stream unread, some of which may be of other '
-         'subjects. No rewind brings them: `tailpost replay ' || coalesce('--since ' || to_char(
+         'subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' || to_char(
          unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), '--all') || '` does. '
          'Once that is done: UPDATE {} SET unread = 0 WHERE consumer = ' || quote_literal(consumer)",
         format!("{schema}.inbox_roles").replace('\'', "''")

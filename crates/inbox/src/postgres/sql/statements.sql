@@ -118,7 +118,7 @@ UPDATE public.inbox_roles SET seen_to = $3, seen_given = $4,
 WHERE consumer = $1 AND token = $2 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $7
     AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
 RETURNING 'up to ' || unread || ' messages left the stream unread, some of which may be of other '
-'subjects. No rewind brings them: `tailpost replay ' || coalesce('--since ' || to_char(
+'subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' || to_char(
 unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') || '` does. '
 'Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' || quote_literal(consumer);
 
