@@ -165,7 +165,14 @@ async fn main() -> Result<(), inbox::BoxError> {
         Some(partitions) => builder.partitions(partitions),
         None => builder,
     };
-    let worker = Worker { outside: Mutex::new(Arc::new(connect().await?)) };
+    // The server may be killed just now.
+    let outside = loop {
+        match connect().await {
+            Ok(client) => break client,
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    let worker = Worker { outside: Mutex::new(Arc::new(outside)) };
     let summary = if setting("WORKER_MODE", "transactional".to_owned()) == "leased" {
         builder.leased(Outside(worker)).run(shutdown).await?
     } else {

@@ -94,7 +94,9 @@ impl Visitor {
     /// What came of the change before this page, and where it is asked what comes of it further.
     pub(crate) fn told(&self) -> Option<(&str, Option<&str>)> {
         let said = self.said.as_deref()?;
-        Some(said.split_once('\n').map_or((said, None), |(said, at)| (said, Some(at))))
+        let (said, at) = said.split_once('\n').map_or((said, None), |(said, at)| (said, Some(at)));
+        // Others may set cookies too.
+        Some((said, at.filter(|it| it.starts_with("/events/"))))
     }
 
     /// With which token upstreams are asked for this visitor.

@@ -252,14 +252,15 @@ impl Consumers {
                  (SELECT reason || ', ' || to_json(requested_at) FROM {schema}.inbox_rewinds AS r
                   WHERE r.consumer = it.consumer AND requested_by LIKE '% ({FOLLOWS})'
                   ORDER BY id DESC LIMIT 1) AS went_back,
-                 (SELECT {unread} FROM (SELECT consumer, sum(unread) AS unread,
-                         min(unread_since) FILTER (WHERE unread > 0) AS unread_since
-                     FROM {schema}.inbox_roles GROUP BY consumer) AS r
-                  WHERE r.consumer = it.consumer AND r.unread > 0) AS unread
+                 (SELECT {unread} FROM (SELECT consumer, count(*) AS parts, max(unread) AS unread,
+                         CASE WHEN bool_and(unread_since IS NOT NULL) THEN min(unread_since) END
+                             AS unread_since
+                     FROM {schema}.inbox_roles WHERE unread > 0 GROUP BY consumer) AS r
+                  WHERE r.consumer = it.consumer) AS unread
              FROM {schema}.inbox_roles AS it
              ORDER BY consumer, expires_at > clock_timestamp() DESC, reason IS NULL, partition",
             schema = self.schema,
-            unread = unread_in_words(&self.schema),
+            unread = unread_in_words(&self.schema, "r.parts"),
         ));
         select(&self.connection, "look at the roles", &sql, &[]).await
     }

@@ -329,8 +329,10 @@ impl DeadLetters {
 
     /// Letters, and what only waits behind them, where there is both.
     fn summary(&self) -> Option<String> {
-        let followers = self.groups.iter().filter(|it| it.is_follower()).map(|it| it.group.count);
-        let followers = followers.sum::<u64>();
+        let count = |it: &GroupRow| it.group.count;
+        let followers = self.groups.iter().filter(|it| it.is_follower()).map(count).sum::<u64>();
+        // There are groups of the newest letters only.
+        (self.groups.iter().map(count).sum::<u64>() == self.total).then_some(())?;
         let letters = self.total.checked_sub(followers).filter(|it| followers > 0 && *it > 0)?;
         let said = counted(letters, "dead letter", "dead letters");
         Some(format!("{said}, {}.", wait_behind(followers, letters)))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::answers::{InboxStatus, RelayStatus};
+use super::answers::{InboxStatus, Letters, RelayStatus};
 pub(crate) use super::consumer_view::ConsumerView;
 use super::consumer_view::{Lagging, consumers, first_of, is_first, lags};
 pub(crate) use super::history::{History, consumer_series};
@@ -179,8 +179,14 @@ impl Picture {
 
     /// Events of outboxes with which nothing is wrong: they wait for a dead letter of their aggregate.
     pub(crate) fn behind_letters(&self) -> u64 {
-        let groups = self.relays.iter().flat_map(|it| &it.books.letters.groups);
-        groups.filter(|it| is_of_followers(&it.fingerprint)).map(|it| it.count).sum()
+        // There are groups of the newest letters only.
+        let are_all = |it: &&Letters| it.groups.iter().map(|it| it.count).sum::<u64>() == it.total;
+        let letters = self.relays.iter().map(|it| &it.books.letters).filter(are_all);
+        letters
+            .flat_map(|it| &it.groups)
+            .filter(|it| is_of_followers(&it.fingerprint))
+            .map(|it| it.count)
+            .sum()
     }
 
     /// Work on many dead letters, as far as it is known here.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::Stream;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::Status;
 use crate::nats::durable_consumer;
@@ -20,6 +20,8 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// How often to look what left the stream.
 const LOOK_AT_STREAM: Duration = Duration::from_secs(10);
+
+const LAST_LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// The consumer's acknowledgement floor.
 pub(super) struct Floor<'a> {
@@ -57,8 +59,8 @@ impl Floor<'_> {
     pub(super) async fn end(&mut self, is_active: bool) {
         if is_active {
             self.note().await;
-            // The next session looks too.
-            let _ = self.look(true).await;
+            // The next session looks too, and others wait for the role.
+            let _ = timeout(LAST_LOOK_MAX, self.look(true)).await;
         }
     }
 

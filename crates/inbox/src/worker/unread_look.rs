@@ -31,7 +31,8 @@ impl Floor<'_> {
             return Ok(());
         };
         let before = state.first_sequence.saturating_sub(1);
-        let (seen, written_to) = match self.seen {
+        // An answer may be lost, and this be dropped: then the row says what was written.
+        let (seen, written_to) = match self.seen.take() {
             Some(known) => known,
             None => {
                 // What was gone before the first look of all was nobody's to miss.
@@ -40,22 +41,15 @@ impl Floor<'_> {
                 (seen, seen.to)
             }
         };
-        let missed = seen.missed(state.first_sequence, &found);
+        let missed = seen.missed(state.first_sequence, &found.delivered);
         let floor = found.ack_floor;
-        let ended = self.level.map(|level| level.max(*self.ended.borrow()));
-        let handled = ended.map_or(floor.stream_sequence, |it| it.min(floor.stream_sequence));
-        let is_idle = found.num_pending == 0
-            && found.num_ack_pending == 0
-            && handled == floor.stream_sequence;
+        let is_idle = found.num_pending == 0 && found.num_ack_pending == 0;
         let told = if missed > 0 { before } else { 0 };
-        let reached = if is_idle { state.last_sequence } else { handled };
+        let reached = if is_idle { state.last_sequence } else { floor.stream_sequence };
         // A stream that came back without its end has been told of.
         let to = written_to.max(told).max(reached).min(state.last_sequence);
         // Of a worker that dies, what it had in hand counts as handled: much of it may be.
-        let given = match is_over {
-            true => floor.consumer_sequence + found.num_ack_pending as u64,
-            false => floor.consumer_sequence.saturating_sub(floor.stream_sequence - handled),
-        };
+        let given = if is_over { found.delivered } else { floor }.consumer_sequence;
         let (consumer, schema) = (&config.consumer, config.quoted_schema());
         let parameters: [&(dyn ToSql + Sync); 7] = [
             consumer,
@@ -69,7 +63,7 @@ impl Floor<'_> {
         let rows = looked(pool, LOOKING, &seen_stream::write_seen(&schema), &parameters).await?;
         let (at, given) = (found.delivered.stream_sequence, found.delivered.consumer_sequence);
         self.seen = Some((Seen { to: to.max(at), given }, to));
-        if let Some(row) = rows.first().filter(|_| missed > 0) {
+        if let Some(row) = rows.first().filter(|it| it.get(1)) {
             let why: String = row.get(0);
             warn!(consumer = config.durable(), missed, "{why}");
             // The row has it, and a worker may not be allowed to.
@@ -78,6 +72,7 @@ impl Floor<'_> {
         }
         Ok(())
     }
+
     /// What the sessions before have seen of this stream.
     async fn written(&self, found: &Info) -> Result<Option<Seen>, Error> {
         let Context { config, pool, .. } = self.context;

@@ -262,7 +262,7 @@ impl Rewinder {
             }
             let (seen, told) = known.seen().await?;
             let seen = seen.filter(|_| durable_consumer::keeps_messages(&stream));
-            unread += told + seen.map_or(0, |it| it.missed(before, &found));
+            unread += told + seen.map_or(0, |it| it.missed(before, &found.delivered));
         }
         Ok((None, unread))
     }

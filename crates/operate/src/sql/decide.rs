@@ -155,8 +155,9 @@ impl Store {
     pub(crate) async fn weight(&self, id: Uuid) -> Result<Option<(i32, i64)>, Error> {
         let (payload, dead) = (self.payload_bytes().await?, self.dead());
         let sql = format!(
-            "SELECT length({payload}), (SELECT count(*) FROM {dead}
-                 WHERE blocked_by = $1 AND discarded_at IS NULL) FROM {dead} WHERE id = $1"
+            "SELECT length({payload}), (SELECT count(*) FROM {dead} AS d WHERE blocked_by = $1
+                 AND blocks AND discarded_at IS NULL AND d.aggregate_id = it.aggregate_id)
+             FROM {dead} AS it WHERE id = $1"
         );
         let row = self.query_opt("weigh a dead letter", &sql, &[&id]).await?;
         Ok(row.map(|row| (row.get(0), row.get(1))))

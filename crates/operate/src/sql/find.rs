@@ -68,7 +68,7 @@ impl Store {
             None => {}
         }
         if filter.dead_at_consumer {
-            conditions.push(format!("id IN (SELECT message_id FROM {letters})"));
+            conditions.push(format!("id = ANY (ARRAY(SELECT message_id FROM {letters}))"));
         }
         conditions.extend(filter.state.map(|it| condition(it).to_owned()));
         let sql = format!(

@@ -3,18 +3,18 @@
 use super::handled_up_to::SERVER;
 
 /// What the worker with the role of `$1` by the token `$2` has seen of the stream: up to `$3`, after `$4`
-/// deliveries, with nothing that waits (`$5`), and that `$6` messages were missed. Says so in words. On
-/// the server `$7`.
+/// deliveries, with nothing that waits (`$5`), and that `$6` messages were missed. Says so in words, and
+/// whether nobody was told yet. On the server `$7`.
 pub(crate) fn write_seen(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_roles SET seen_to = $3, seen_given = $4,
-             seen_at = CASE WHEN $5 THEN clock_timestamp() - interval '1 min' ELSE seen_at END,
+             seen_at = CASE WHEN $5 THEN clock_timestamp() - interval '1 hour' ELSE seen_at END,
              unread = unread + $6::bigint,
              unread_since = CASE WHEN $6::bigint > 0 AND unread = 0 THEN seen_at ELSE unread_since END
          WHERE consumer = $1 AND token = $2 AND {SERVER} = $7
              AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
-         RETURNING {}",
-        in_words(schema)
+         RETURNING {}, $6::bigint > 0 AND unread = $6",
+        in_words(schema, "1")
     )
 }
 
@@ -26,14 +26,17 @@ pub(crate) fn note_unread(schema: &str) -> String {
     )
 }
 
-/// Of a row with `consumer`, `unread` and `unread_since`: what happened, and what is to be done.
+/// Of a row with `consumer`, `unread` and `unread_since`, of so many `parts`: what happened, and what is
+/// to be done. What is told later is not settled by it.
 #[must_use]
-pub fn in_words(schema: &str) -> String {
+pub fn in_words(schema: &str, parts: &str) -> String {
     format!(
-        "'up to ' || unread || ' messages left the stream unread, some of which may be of other '
-         'subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' || to_char(
-         unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), '--all') || '` does. '
-         'Once that is done: UPDATE {} SET unread = 0 WHERE consumer = ' || quote_literal(consumer)",
+        "'up to ' || unread || ' messages left the stream unread' || CASE WHEN {parts} > 1
+         THEN ' in each of ' || {parts} || ' partitions' ELSE '' END || ', some of which may be of '
+         'other subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
+         to_char(unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), '--all') ||
+         '` does. Once that is done: UPDATE {} SET unread = 0 WHERE consumer = ' ||
+         quote_literal(consumer) || ' AND unread <= ' || unread",
         format!("{schema}.inbox_roles").replace('\'', "''")
     )
 }

@@ -112,15 +112,17 @@ JOIN public.inbox_messages AS m ON m.consumer = $1 AND m.message_id = i.message_
 
 -- write down what was seen
 UPDATE public.inbox_roles SET seen_to = $3, seen_given = $4,
-    seen_at = CASE WHEN $5 THEN clock_timestamp() - interval '1 min' ELSE seen_at END,
+    seen_at = CASE WHEN $5 THEN clock_timestamp() - interval '1 hour' ELSE seen_at END,
     unread = unread + $6::bigint,
     unread_since = CASE WHEN $6::bigint > 0 AND unread = 0 THEN seen_at ELSE unread_since END
 WHERE consumer = $1 AND token = $2 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $7
     AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
-RETURNING 'up to ' || unread || ' messages left the stream unread, some of which may be of other '
-'subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' || to_char(
-unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') || '` does. '
-'Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' || quote_literal(consumer);
+RETURNING 'up to ' || unread || ' messages left the stream unread' || CASE WHEN 1 > 1
+THEN ' in each of ' || 1 || ' partitions' ELSE '' END || ', some of which may be of '
+'other subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
+to_char(unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') ||
+'` does. Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' ||
+quote_literal(consumer) || ' AND unread <= ' || unread, $6::bigint > 0 AND unread = $6;
 
 -- note what left the stream
 INSERT INTO public.inbox_control_audit (consumer, action, actor, via, why)

@@ -126,7 +126,7 @@ async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
     match records.unhandled().await {
         Ok((None, unread @ 1..)) => {
             let problem = format!("up to {unread} messages left the stream unread");
-            let hint = "`tailpost status` says how to bring them, and how to settle it";
+            let hint = "`tailpost status` says how to bring them, once a worker has looked";
             Err(Refusal::conflict(problem).with_hint(hint).into())
         }
         Ok((unhandled, _)) => Ok(unhandled.is_none()),
@@ -136,7 +136,6 @@ async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
 }
 
 fn is_no_inbox(error: &tokio_postgres::Error) -> bool {
-    let none =
-        [SqlState::UNDEFINED_TABLE, SqlState::UNDEFINED_COLUMN, SqlState::INSUFFICIENT_PRIVILEGE];
+    let none = [SqlState::UNDEFINED_TABLE, SqlState::INSUFFICIENT_PRIVILEGE];
     error.code().is_some_and(|code| none.contains(code))
 }
