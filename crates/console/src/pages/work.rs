@@ -16,7 +16,7 @@ use crate::fields::Fields;
 use crate::frame::{Frame, Place, done, page};
 use crate::problem::Problem;
 use crate::settings::Kind;
-use crate::state::answers::{Letters, Replay};
+use crate::state::answers::{Letters, Replay, ShardStatus};
 use crate::state::figures::{ABSENT, count, latency, short};
 use crate::state::operator_answers::{
     Comparisons, Operation, OperationRequest, Operations, Rewinds,
@@ -192,6 +192,8 @@ struct Work {
     operations: Vec<OperationRow>,
     rewinds: Vec<RewindRow>,
     comparisons: Vec<(String, Comparisons)>,
+    /// Relays without a stream to compare with.
+    away: Vec<String>,
     problems: Vec<(String, Problem)>,
     relays: Vec<String>,
 }
@@ -232,10 +234,16 @@ pub(crate) async fn work(
         operations,
         rewinds,
         comparisons,
+        away: away(picture),
         problems,
         relays,
         frame,
     }))
+}
+
+fn away(picture: &Picture) -> Vec<String> {
+    let relays = picture.relays.iter().filter(|it| it.active().any(ShardStatus::is_broker_away));
+    relays.map(|it| it.key.clone()).collect()
 }
 
 /// What was requeued last and could not be published or handled again.

@@ -65,6 +65,13 @@ pub(crate) struct ShardStatus {
     pub(crate) history: Marks,
 }
 
+impl ShardStatus {
+    /// Nothing can be published now.
+    pub(crate) fn is_broker_away(&self) -> bool {
+        !self.nats_connected || self.breaker == "open"
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Slot {

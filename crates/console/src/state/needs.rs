@@ -219,7 +219,7 @@ pub(crate) fn of_servers(name: &str, shard: &ShardStatus, now: Timestamp) -> Opt
         let need = Need::new(Weight::Stops, name, "PostgreSQL is away: nothing is published");
         return Some(need.fact(error).since(got_on(shard, now)));
     }
-    if !shard.nats_connected || shard.breaker == "open" {
+    if shard.is_broker_away() {
         let again = shard.breaker_retry_in_seconds;
         let again = again.map(|it| format!("tries again in {it:.0} s at the latest"));
         let need = Need::new(Weight::Stops, name, NATS_AWAY).since(shard.nats_lost_at);
@@ -265,10 +265,9 @@ pub(crate) fn headroom(picture: &Picture, shard: &ShardStatus, now: Timestamp) -
     let slot = shard.slot.as_ref()?;
     let [then, lately] = [[65, 55], [10, 0]].map(|ago| picture.history.mean("slot", now, ago));
     let grew = then.is_some() && lately > then;
-    let is_away = !shard.nats_connected || shard.breaker == "open";
     Some(match (slot.wal_headroom_bytes.map(bytes), slot.wal_headroom_seconds) {
         (Some(left), Some(seconds)) => format!("{left} more, in {} at this rate", span(seconds)),
-        (Some(left), None) if grew || is_away => format!("{left} more"),
+        (Some(left), None) if grew || shard.is_broker_away() => format!("{left} more"),
         (Some(left), None) => format!("{left} more; it does not grow"),
         (None, _) => "none is set: relay.wal_limit, max_slot_wal_keep_size".into(),
     })

@@ -98,7 +98,7 @@ fn of_relay(relay: &Relay) -> Word {
     if !shard.postgres_connected {
         return Word::trouble("Database away");
     }
-    if active.iter().any(|it| !it.nats_connected || it.breaker == "open") {
+    if active.iter().any(|it| it.is_broker_away()) {
         return Word::trouble("Broker away");
     }
     let is_active =

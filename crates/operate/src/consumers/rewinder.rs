@@ -238,7 +238,8 @@ impl Rewinder {
 
     /// The first message that the consumer has acknowledged and that its records know no end of: the
     /// database was put back to an earlier state, and no worker has looked since. Nothing if no worker
-    /// ever ran it here. And how many messages left the stream unread, at most, that nobody has settled.
+    /// ever ran it here. And how many messages left the stream unread, at most, in a partition,
+    /// that nobody has settled.
     ///
     /// # Errors
     ///
@@ -262,7 +263,7 @@ impl Rewinder {
             }
             let (seen, told) = known.seen().await?;
             let seen = seen.filter(|_| durable_consumer::keeps_messages(&stream));
-            unread += told + seen.map_or(0, |it| it.missed(before, &found.delivered));
+            unread = unread.max(told + seen.map_or(0, |it| it.missed(before, &found.delivered)));
         }
         Ok((None, unread))
     }

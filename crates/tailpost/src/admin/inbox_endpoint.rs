@@ -161,7 +161,7 @@ impl Consumer {
         let paused = status.paused.as_deref().map(|it| if details { it } else { in_short(it) });
         let reason = paused.map(str::to_owned).or(stalled);
         let unread =
-            sample.map(|it| it.parts.iter().map(|it| it.unread).sum()).filter(|it| *it > 0);
+            sample.and_then(|it| it.parts.iter().map(|it| it.unread).max()).filter(|it| *it > 0);
         Self { ready: is_up || is_held, state: status.state, breaker, reason, unread }
     }
 }

@@ -96,8 +96,7 @@ impl Sampler {
                 timeout(ASK_MAX, context.get_consumer_from_stream(durable, &it.stream))
             });
             let asked = futures_util::future::join_all(asked.collect::<Vec<_>>());
-            let attended = held.iter().filter(|held| held.is_held && held.consumer == it.name);
-            let attended: Vec<u32> = attended.map(|it| it.partition).collect();
+            let held: Vec<_> = held.iter().filter(|held| held.consumer == it.name).collect();
             async move {
                 // Of some of them nobody knows how much is pending in all.
                 let infos = asked.await.into_iter().map(|it| {
@@ -116,19 +115,14 @@ impl Sampler {
                     timeout: *timeout,
                     ..Sample::default()
                 };
-                (name.clone(), sample, infos, attended)
+                (name.clone(), sample, infos, held)
             }
         });
         let (mut consumers, now) = (BTreeMap::new(), Instant::now());
-        for (name, mut sample, infos, attended) in futures_util::future::join_all(asked).await {
+        for (name, mut sample, infos, held) in futures_util::future::join_all(asked).await {
             let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
-            let seen = (&status, &*infos, &*attended);
+            let seen = (&status, &*infos, &*held);
             sample.parts = self.parts(&name, seen, places, now);
-            for (index, part) in sample.parts.iter_mut().enumerate() {
-                let mut of = held.iter().filter(|it| it.consumer == name);
-                part.unread =
-                    of.find(|it| it.partition as usize == index).map_or(0, |it| it.unread);
-            }
             let place = places.entry(name.clone()).or_default();
             sample.undone = place.undone(&status, &sample.backlog, now);
             consumers.insert(name, sample);
@@ -140,7 +134,7 @@ impl Sampler {
     fn parts(
         &self,
         name: &str,
-        (status, infos, attended): (&Status, &[Option<Durable>], &[u32]),
+        (status, infos, held): (&Status, &[Option<Durable>], &[&HeldPart]),
         places: &mut BTreeMap<String, Place>,
         now: Instant,
     ) -> Vec<Part> {
@@ -150,9 +144,10 @@ impl Sampler {
             let (state, counts) = status.parts.get(index).copied().unwrap_or(of_whole);
             let place = places.entry(name.clone()).or_default();
             // A consumer that nobody has at all says so itself.
+            let role = held.iter().find(|it| it.partition as usize == index);
             let is_free = infos.len() > 1
-                && !attended.is_empty()
-                && !attended.iter().any(|it| *it as usize == index);
+                && held.iter().any(|it| it.is_held)
+                && !role.is_some_and(|it| it.is_held);
             place.free.note(is_free, (), now);
             if let Some(it) = found {
                 place.unmoved.note(
@@ -169,7 +164,7 @@ impl Sampler {
                 unmoved: place.unmoved.lasts(now),
                 stalled: place.stalled.lasts(now),
                 free: place.free.lasts(now),
-                unread: 0,
+                unread: role.map_or(0, |it| it.unread),
             }
         };
         durables.into_iter().flatten().zip(infos).enumerate().map(part).collect()

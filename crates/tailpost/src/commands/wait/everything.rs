@@ -120,8 +120,8 @@ async fn records(
 }
 
 /// Whether the inbox's records have an end of all that is answered. An error if messages were gone that
-/// nobody could answer. Without an inbox, or one that may
-/// be read, the broker's acknowledgements are enough.
+/// nobody could answer. Without an inbox, or one that may be read, the broker's acknowledgements are
+/// enough.
 async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
     match records.unhandled().await {
         Ok((None, unread @ 1..)) => {
