@@ -55,13 +55,14 @@ impl Floor<'_> {
         }
     }
 
-    /// The session is over. Who has lost the role has nothing to say.
+    /// The session is over. Who has lost the role has nothing to say of what is handled; what it saw of
+    /// the stream counts until another worker takes the role, which a worker that stops has given back.
     pub(super) async fn end(&mut self, is_active: bool) {
         if is_active {
             self.note().await;
-            // The next session looks too, and others wait for the role.
-            let _ = timeout(LAST_LOOK_MAX, self.look(true)).await;
         }
+        // The next session looks too, and others wait for the role.
+        let _ = timeout(LAST_LOOK_MAX, self.look(true)).await;
     }
 
     async fn note(&self) {
