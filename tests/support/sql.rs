@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::test_env::TestEnv;
-use crate::wait::{DEADLINE, until};
+use crate::wait::{DEADLINE, until, until_counted};
 
 const INSERT: &str = "
     INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
@@ -107,9 +107,9 @@ impl<B: Broker> TestEnv<B> {
     ///
     /// # Panics
     ///
-    /// When one is not within [`DEADLINE`].
+    /// When one is not, and no other is marked either.
     pub async fn wait_marked(&self) {
-        until(DEADLINE, "every row is marked", async || self.unmarked().await == 0).await;
+        until_counted("every row is marked", async || self.unmarked().await, |it| it == 0).await;
     }
 
     /// Up to where the slot is confirmed; of several shards' slots, all of them.

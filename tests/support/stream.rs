@@ -1,7 +1,5 @@
 //! The environment's helpers on the stream's side.
 
-use std::time::Duration;
-
 use async_nats::HeaderMap;
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::{AckPolicy, pull};
@@ -12,7 +10,7 @@ use uuid::Uuid;
 
 use crate::broker::Broker;
 use crate::test_env::TestEnv;
-use crate::wait::{DEADLINE, until};
+use crate::wait::until_counted;
 
 /// How many bytes of a stream are asked for at once.
 const READ_AHEAD: usize = 16 << 20;
@@ -143,10 +141,9 @@ impl<B: Broker> TestEnv<B> {
     ///
     /// # Panics
     ///
-    /// When it does not within [`DEADLINE`], and a millisecond for each message: machines are busy.
+    /// When it has not, and no message comes.
     pub async fn wait_stored(&self, n: u64) {
         let what = format!("the stream holds {n} messages");
-        let deadline = DEADLINE + Duration::from_millis(n);
-        until(deadline, &what, async || self.stored_count().await >= n).await;
+        until_counted(&what, async || self.stored_count().await, |it| it >= n).await;
     }
 }

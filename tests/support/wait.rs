@@ -1,11 +1,36 @@
 //! Waiting for a condition instead of for a time.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use lab::Pauses;
 
 /// Long enough for a machine that does much else beside. A test that works does not come near it.
 pub const DEADLINE: Duration = Duration::from_secs(150);
+
+/// Asks for a figure until it is `reached`, as long as it changes: how fast it does is the machine's.
+///
+/// # Panics
+///
+/// When it has been another one for [`DEADLINE`]; `what` says what was waited for.
+pub async fn until_counted<N: PartialEq + Copy + Debug>(
+    what: &str,
+    mut count: impl AsyncFnMut() -> N,
+    reached: impl Fn(N) -> bool,
+) {
+    let (mut last, mut changed, mut pauses) = (None, Instant::now(), Pauses::default());
+    loop {
+        let now = count().await;
+        if reached(now) {
+            return;
+        }
+        if last != Some(now) {
+            (last, changed) = (Some(now), Instant::now());
+        }
+        assert!(changed.elapsed() < DEADLINE, "{now:?} for {DEADLINE:?}, in vain until {what}");
+        pauses.pass().await;
+    }
+}
 
 /// Asks again and again until the answer is yes.
 ///

@@ -49,7 +49,7 @@ use async_nats::jetstream::stream;
 use async_nats::jetstream::{self, Context};
 use outbox::{Event, wire};
 use serde_json::{Value, json};
-use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until, until_counted};
 use uuid::Uuid;
 
 /// A stream, the tables, and workers between.
@@ -208,7 +208,8 @@ impl Inbox {
     }
 
     pub(crate) async fn wait_count(&self, sql: &str, n: i64) {
-        until(DEADLINE, &format!("{n} are in {sql}"), async || self.count(sql).await >= n).await;
+        let count = async || self.count(sql).await;
+        until_counted(&format!("{n} are in {sql}"), count, |it| it >= n).await;
     }
 
     /// Waits until every message is acknowledged.
