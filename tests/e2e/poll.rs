@@ -138,32 +138,45 @@ async fn a_locked_row_stops_no_poll() {
     assert_ordered(&env).await;
 }
 
-/// With `synchronous_commit = off` a crash of the server undoes commits that were visible.
-// proves: G-LOSS-7
-#[tokio::test(flavor = "multi_thread")]
-async fn polled_events_are_on_the_disk_before_they_are_published() {
-    const SETTINGS: [(&str, &str); 3] =
-        [("wal_level", "replica"), ("synchronous_commit", "off"), ("wal_writer_delay", "10s")];
-    // The commit of a mark would take the rows' along.
+/// A server on which commits are visible ten seconds before they are on the disk.
+pub(crate) async fn committing_late(wal_level: &str) -> TestEnv {
+    let settings =
+        [("wal_level", wal_level), ("synchronous_commit", "off"), ("wal_writer_delay", "10s")];
+    let settings = settings.map(|(name, value)| (name.into(), value.into())).to_vec();
+    let postgres = PostgresOptions { settings, ..PostgresOptions::default() };
+    TestEnv::with(TestEnvOptions { postgres, ..TestEnvOptions::default() }).await
+}
+
+/// While a relay runs. When the server is killed after the first of some events is stored, each that
+/// is stored has its row.
+pub(crate) async fn events_have_rows_after_a_crash(env: &mut TestEnv) {
+    // The commit of a mark would take the rows' along, as would that of what comes before it.
     const SLOW_MARKS: &str = "
         CREATE FUNCTION wait() RETURNS TRIGGER LANGUAGE plpgsql
             AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END';
-        CREATE TRIGGER wait BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION wait()";
-    let settings = SETTINGS.map(|(name, value)| (name.into(), value.into())).to_vec();
-    let postgres = PostgresOptions { settings, ..PostgresOptions::default() };
-    let mut env = TestEnv::with(TestEnvOptions { postgres, ..TestEnvOptions::default() }).await;
-    env.set("TAILPOST_RELAY__MODE", "poll");
-    env.setup().await;
+        CREATE TRIGGER wait BEFORE UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION wait();
+        CREATE TRIGGER wait BEFORE UPDATE ON tailpost_streams FOR EACH ROW EXECUTE FUNCTION wait()";
     env.execute(SLOW_MARKS).await;
     env.execute("CHECKPOINT").await;
-    let _relay = env.relay();
+    let before = env.stored_count().await;
     env.insert_each(8).await;
-    until(DEADLINE, "an event is stored", async || env.stored_count().await > 0).await;
+    until(DEADLINE, "an event is stored", async || env.stored_count().await > before).await;
     env.postgres.kill().await.expect("kill PostgreSQL");
     env.postgres.start_again().await.expect("start PostgreSQL");
     let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
     let stored = i64::try_from(env.stored_count().await).expect("few");
     assert!(stored <= rows, "{stored} events are stored, and {rows} rows are left");
+}
+
+/// With `synchronous_commit = off` a crash of the server undoes commits that were visible.
+// proves: G-LOSS-7
+#[tokio::test(flavor = "multi_thread")]
+async fn polled_events_are_on_the_disk_before_they_are_published() {
+    let mut env = committing_late("replica").await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await;
+    let _relay = env.relay();
+    events_have_rows_after_a_crash(&mut env).await;
 }
 
 mod long {

@@ -7,6 +7,8 @@ use support::{DEADLINE, Relay, TestEnv, get, until};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
+use crate::poll::{committing_late, events_have_rows_after_a_crash};
+
 /// A broker that forgets ids at once, and a relay that may ask for a slot, which there was before or not.
 async fn env(is_first: bool) -> (TestEnv, Port) {
     let mut env = TestEnv::new().await;
@@ -122,6 +124,19 @@ async fn setup_leaves_a_slot_that_waits_to_the_relay() {
     expected.extend(env.insert_each(10).await);
     env.wait_stored(20).await;
     assert_eq!(env.stored_ids().await, expected);
+}
+
+// proves: G-LOSS-7
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_slot_waits_events_are_on_the_disk_before_they_are_published() {
+    let mut env = committing_late("logical").await;
+    let (_old, _) = old_transaction(&env).await;
+    env.setup().await;
+    let _relay = env.relay();
+    // PostgreSQL makes the slot from what is on the disk: by now it waits for the old transaction.
+    let first = env.insert_each(1).await;
+    flows(&env, &first).await;
+    events_have_rows_after_a_crash(&mut env).await;
 }
 
 mod long {

@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13646),
     ("outbox", 2153),
     ("pgoutput", 481),
-    ("relay", 17995),
+    ("relay", 18004),
     ("servers", 2414),
     ("tailpost", 12733),
 ];

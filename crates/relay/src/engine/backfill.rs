@@ -246,12 +246,15 @@ impl Backfill {
                 true => Sees::BeforeAwaitedSlot,
                 false => Sees::BeforeSlot { awaits_visibility: self.gap == Gap::Open },
             },
-            read: self.read(),
+            // All that is read later is of the same snapshot. What a slot does not bring was in the
+            // log's flushed part when the slot began.
+            read: ReadScan { flushes_log: self.awaits_slot, ..self.read() },
         })));
     }
 
     fn read(&self) -> ReadScan {
-        ReadScan { with_tail: !self.tail_read, opens_gap: self.gap == Gap::Filled }
+        let opens_gap = self.gap == Gap::Filled;
+        ReadScan { with_tail: !self.tail_read, opens_gap, flushes_log: false }
     }
 
     /// A batch was read, over the server's process `reader`. Says what is its number.

@@ -309,6 +309,8 @@ pub(crate) struct ReadScan {
     pub(crate) with_tail: bool,
     /// Before the first rows are published, write down that there is something to publish.
     pub(crate) opens_gap: bool,
+    /// Before the first rows are published, make sure that PostgreSQL has their commits on the disk.
+    pub(crate) flushes_log: bool,
 }
 
 /// What a new scan is like.

@@ -184,6 +184,6 @@ fn while_a_slot_is_awaited_scans_follow_each_other_and_the_gap_stays_open() {
         assert!(effects.is_empty() && !backfill.is_clear(), "it is not to be noted: {effects:?}");
         let open = begins(&mut backfill, now, QUIET).expect("another scan");
         assert!(open.sees == Sees::BeforeAwaitedSlot && open.range == ScanRange::Whole);
-        assert!(!open.read.opens_gap);
+        assert!(open.read.flushes_log && !open.read.opens_gap);
     }
 }

@@ -92,7 +92,7 @@ impl Rows {
 impl Store {
     /// With `synchronous_commit = off` rows are visible before their commits are on the disk, and a crash
     /// of the server undoes them. A commit that waits for the disk takes theirs along.
-    async fn flush_log(&self) -> Result<(), Error> {
+    pub(super) async fn flush_log(&self) -> Result<(), Error> {
         let sql = "SELECT pg_logical_emit_message(true, 'tailpost', '')
                    FROM set_config('synchronous_commit', 'local', true)
                    WHERE pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()";

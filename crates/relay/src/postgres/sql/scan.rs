@@ -110,6 +110,11 @@ impl Scan {
 }
 
 impl Books {
+    /// What is visible is on the disk afterwards.
+    pub(crate) async fn flush_log(&self) -> Result<(), Error> {
+        self.0.flush_log().await
+    }
+
     /// Whether others wait for a table that the server's process `process` reads.
     pub(crate) async fn is_waited_for(&self, process: i32) -> Result<bool, Error> {
         let sql = "SELECT EXISTS (

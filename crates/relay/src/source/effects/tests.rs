@@ -37,7 +37,7 @@ const ASK_REPLAY: &str = "
     INSERT INTO tailpost_replay_events (replay, place, event)
     SELECT r.id, 1, o.id FROM tailpost_replays r, outbox_events o WHERE o.aggregate_id = '1'";
 
-const READ: ReadScan = ReadScan { with_tail: true, opens_gap: true };
+const READ: ReadScan = ReadScan { with_tail: true, opens_gap: true, flushes_log: true };
 const BEFORE_SLOT: Sees = Sees::BeforeSlot { awaits_visibility: true };
 const OPEN: OpenScan =
     OpenScan { range: ScanRange::Whole, log_waits: false, sees: BEFORE_SLOT, read: READ };

@@ -167,8 +167,8 @@ impl Replication {
         })
     }
 
-    /// Reads a batch; before the first one is published, the stream's tail is read as well, and it
-    /// is written down that there is something to publish.
+    /// Reads a batch. Before the first one is published, the stream's tail is read as well, it is
+    /// written down that there is something to publish, and the commits are on the disk.
     fn reading(
         &self,
         read: ReadScan,
@@ -178,6 +178,7 @@ impl Replication {
         let tail = read.with_tail.then(|| self.tail.clone());
         let (reach, system_id) = (scan_reach(&self.config), self.slot.history.system_id);
         let opens = read.opens_gap.then(|| (Arc::clone(&self.books), self.config.slot.clone()));
+        let flushes = read.flushes_log.then(|| Arc::clone(&self.books));
         move |mut scanner: Box<Scanner>, blocked| {
             // The first rows of millions come once all of them are sorted.
             long_job(async move {
@@ -185,6 +186,9 @@ impl Replication {
                     let rows = scanner.batch(rows_max, bytes_max).await?;
                     if let Some((books, slot)) = opens.filter(|_| !rows.is_empty()) {
                         books.gap_opened(&slot).await?;
+                    }
+                    if let Some(books) = flushes.filter(|_| !rows.is_empty()) {
+                        books.flush_log().await?;
                     }
                     Ok(rows)
                 };
