@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::engine::Halving;
 use crate::message::Origin;
 use crate::nats::durable_consumer::filters_of;
-use crate::nats::stream_range;
+use crate::nats::{stored_message, stream_range};
 use crate::postgres::attended::answered;
 use crate::postgres::sql::handled_up_to;
 use crate::unread::Seen;
@@ -59,6 +59,17 @@ impl Unhandled<'_> {
             return Err(Error::LeaseLost);
         }
         Ok(row.get::<_, Option<i64>>(0).map(i64::cast_unsigned))
+    }
+
+    /// Whether the stream has another message where the last one was that was handled: it came back
+    /// without its end, and has grown again.
+    pub(crate) async fn is_of_another_end(&self) -> Result<bool, Error> {
+        let Some(row) = self.row().await? else { return Ok(false) };
+        let known = row.get::<_, Option<i64>>(0).zip(row.get::<_, Option<Timestamp>>(5));
+        let Some((seq, at)) = known else { return Ok(false) };
+        let found = stored_message::at(self.nats, &self.origin.stream, seq.cast_unsigned()).await?;
+        // It may have been removed since.
+        Ok(found.is_some_and(|it| it != at))
     }
 
     /// What of this stream was seen, if anybody has looked, and how many messages are told to have left

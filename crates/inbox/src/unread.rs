@@ -6,6 +6,10 @@
 //! was never delivered. Whose subjects those messages had nobody knows any more.
 
 use async_nats::jetstream::consumer::SequenceInfo;
+use jiff::Timestamp;
+
+/// Up to which sequence everything is handled, and when the message there was stored, if there is one.
+pub(crate) type Handled = (u64, Option<Timestamp>);
 
 /// How far a consumer had come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -36,7 +36,7 @@ mod long {
 
         // As an earlier state has it.
         env.execute("DELETE FROM inbox_messages WHERE stream_seq > 5").await;
-        env.execute("UPDATE inbox_roles SET handled_to = 5").await;
+        env.execute("UPDATE inbox_roles SET handled_to = 5, handled_stored_at = NULL").await;
         let inbox = env.spawn(&args);
         inbox.announce("the consumer goes back");
         watch.prometheus.wait_firing(&FIRES[..1]).await;

@@ -30,6 +30,15 @@ pub(crate) async fn get(nats: &Client, stream: &str, seq: u64) -> Result<Option<
     ask(nats, stream, StoredMessage::request(seq)).await
 }
 
+/// When the message with this sequence was stored, if the stream has it.
+pub(crate) async fn at(nats: &Client, stream: &str, seq: u64) -> Result<Option<Timestamp>, Error> {
+    // No message has it, and the server refuses it.
+    if seq == 0 {
+        return Ok(None);
+    }
+    Ok(get(nats, stream, seq).await?.map(|it| it.stored_at))
+}
+
 /// The first message from this sequence on, whatever its subject, if the stream has one.
 pub(crate) async fn next(nats: &Client, stream: &str, seq: u64) -> Result<Option<Stored>, Error> {
     ask(nats, stream, StoredMessage::request_from(seq)).await

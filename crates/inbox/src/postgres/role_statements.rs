@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
+use jiff::Timestamp;
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -16,6 +17,7 @@ use crate::Status;
 use crate::engine::{Former, Found, Renewed, Seen, Term};
 use crate::postgres::scope::Scope;
 use crate::postgres::sql::hold_role;
+use crate::unread::Handled;
 
 type Result<T> = std::result::Result<T, tokio_postgres::Error>;
 
@@ -102,9 +104,13 @@ impl RoleStatements {
     }
 
     /// On which server everything is handled up to where, if it is known of the present term.
-    fn place(&self, handled: Option<(Term, u64)>) -> (Option<i64>, Option<i64>) {
-        let known = handled.filter(|(term, _)| term.token == self.token());
-        known.map(|(term, seq)| (term.server, seq.cast_signed())).unzip()
+    fn place(
+        &self,
+        said: Option<(Term, Handled)>,
+    ) -> (Option<i64>, (Option<i64>, Option<Timestamp>)) {
+        let known = said.filter(|(term, _)| term.token == self.token());
+        let Some((term, (seq, at))) = known else { return (None, (None, None)) };
+        (Some(term.server), (Some(seq.cast_signed()), at))
     }
 
     /// Whether the role was ours when we looked last.
@@ -118,7 +124,7 @@ pub(crate) struct Said<'a> {
     pub(crate) role: &'a RoleStatements,
     pub(crate) status: Status,
     /// Up to where everything is handled, if that is known.
-    pub(crate) handled: Option<(Term, u64)>,
+    pub(crate) handled: Option<(Term, Handled)>,
 }
 
 /// Renews the leases on roles of a consumer, of which there is at least one. Says what became of each.
@@ -130,7 +136,7 @@ pub(crate) async fn renew(client: &Client, said: &[Said<'_>]) -> Result<Vec<Rene
     let readable = |it: &String| it.replace('\0', "\u{fffd}");
     let reasons: Vec<_> = said.iter().map(|it| it.status.paused.as_ref().map(readable)).collect();
     let probes: Vec<_> = said.iter().map(|it| it.status.handler.next_probe_at).collect();
-    let parameters: [&(dyn ToSql + Sync); 10] = [
+    let parameters: [&(dyn ToSql + Sync); 11] = [
         consumer,
         &columns.partitions,
         &columns.tokens,
@@ -141,6 +147,7 @@ pub(crate) async fn renew(client: &Client, said: &[Said<'_>]) -> Result<Vec<Rene
         &breakers,
         &reasons,
         &probes,
+        &columns.stored_at,
     ];
     let rows = client.query(&hold_role::renew_roles(schema), &parameters).await?;
     let found = rows.iter().map(|row| {
@@ -160,9 +167,9 @@ pub(crate) async fn renew(client: &Client, said: &[Said<'_>]) -> Result<Vec<Rene
 pub(crate) async fn release(client: &Client, said: &[Said<'_>], is_drained: bool) -> Result<()> {
     let Some(Said { role, .. }) = said.first() else { return Ok(()) };
     let Scope { schema, consumer, .. } = &role.scope;
-    let Columns { partitions, tokens, servers, handled } = Columns::of(said);
-    let parameters: [&(dyn ToSql + Sync); 6] =
-        [consumer, &partitions, &tokens, &is_drained, &servers, &handled];
+    let Columns { partitions, tokens, servers, handled, stored_at } = Columns::of(said);
+    let parameters: [&(dyn ToSql + Sync); 7] =
+        [consumer, &partitions, &tokens, &is_drained, &servers, &handled, &stored_at];
     client.execute(&hold_role::release_roles(schema), &parameters).await?;
     said.iter().for_each(|it| it.role.set_token(Uuid::nil()));
     Ok(())
@@ -174,16 +181,19 @@ struct Columns {
     tokens: Vec<Uuid>,
     servers: Vec<Option<i64>>,
     handled: Vec<Option<i64>>,
+    stored_at: Vec<Option<Timestamp>>,
 }
 
 impl Columns {
     fn of(said: &[Said<'_>]) -> Self {
-        let (servers, handled) = said.iter().map(|it| it.role.place(it.handled)).unzip();
+        let (servers, (handled, stored_at)) =
+            said.iter().map(|it| it.role.place(it.handled)).unzip();
         Self {
             partitions: said.iter().map(|it| it.role.partition).collect(),
             tokens: said.iter().map(|it| it.role.token()).collect(),
             servers,
             handled,
+            stored_at,
         }
     }
 }
@@ -194,7 +204,6 @@ mod tests {
 
     use async_nats::HeaderMap;
     use bytes::Bytes;
-    use jiff::Timestamp;
     use lab::{Postgres, PostgresOptions};
 
     use super::*;
@@ -359,8 +368,8 @@ mod tests {
         let server: i64 = server.expect("it was started").get(0);
         let write = async |role: Uuid| {
             let created = None::<Timestamp>;
-            let parameters: [&(dyn ToSql + Sync); 6] =
-                [&"billing", &"OUTBOX", &created, &1_i64, &role, &server];
+            let parameters: [&(dyn ToSql + Sync); 7] =
+                [&"billing", &"OUTBOX", &created, &1_i64, &role, &server, &created];
             store.client().execute(&sql, &parameters).await.expect("write how far it is")
         };
         assert_eq!((write(former).await, write(token).await), (0, 1));

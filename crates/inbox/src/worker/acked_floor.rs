@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::Status;
-use crate::nats::durable_consumer;
+use crate::nats::{durable_consumer, stored_message};
 use crate::unread::Seen;
 use crate::worker::work::Context;
 
@@ -72,8 +72,9 @@ impl Floor<'_> {
         if let Ok(Some(found)) = durable_consumer::find(&self.stream, config).await
             && !durable_consumer::is_for_others(&found.config, config)
         {
-            let ended = level.max(*self.ended.borrow());
-            handled.send_replace(Some((*term, ended.min(found.ack_floor.stream_sequence))));
+            let ended = level.max(*self.ended.borrow()).min(found.ack_floor.stream_sequence);
+            let Ok(at) = stored_message::at(self.nats, &config.stream, ended).await else { return };
+            handled.send_replace(Some((*term, (ended, at))));
         }
     }
 }

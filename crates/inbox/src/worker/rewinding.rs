@@ -19,7 +19,7 @@ use crate::Error;
 use crate::engine::Term;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of, is_for_others};
-use crate::nats::stream_range;
+use crate::nats::{stored_message, stream_range};
 use crate::postgres::attended::{answered, asked, looked};
 use crate::postgres::sql::handled_up_to;
 use crate::postgres::sql::rewind_records::{self, FOLLOWS};
@@ -78,7 +78,8 @@ impl Rewinding {
     }
 
     /// Requests that the consumer goes back to where its stream did, if it was given more than the
-    /// stream has, or `went_back` says so: what took the place of that would never be delivered.
+    /// stream has, or `went_back` or the stream's message at `handled_to` says so: what took the place of
+    /// that would never be delivered.
     pub(super) async fn follow_stream(
         &self,
         nats: &Client,
@@ -90,16 +91,22 @@ impl Rewinding {
         // Asked for later than the consumer: the stream only grows meanwhile.
         let state = stream.get_info().await.map_err(Error::jetstream("look up the stream"))?.state;
         let given = found.delivered.stream_sequence.max(found.ack_floor.stream_sequence);
-        if !went_back && given <= state.last_sequence {
-            return Ok(None);
-        }
         let origin = Origin::of(config, &stream);
         let _turn = pool.turns.searches.acquire().await;
         let store = pool.try_get().await?;
         let on = store.client();
         let search = Unhandled { on, nats, config, origin: &origin, found: &found };
+        let is_ahead = went_back || given > state.last_sequence;
+        if !is_ahead && !search.is_of_another_end().await? {
+            pool.put(store);
+            return Ok(None);
+        }
         let from = search.behind_recorded((state.first_sequence, state.last_sequence)).await?;
         pool.put(store);
+        // The broker had it go back.
+        if !is_ahead && from > given {
+            return Ok(None);
+        }
         let why = format!("stream {} came back without its last messages", config.stream);
         self.go_back(&origin, (from, given), &why).await
     }
@@ -142,13 +149,15 @@ impl Rewinding {
             };
             return self.go_back(&origin, (from, given), why).await;
         }
-        let parameters: [&(dyn ToSql + Sync); 6] = [
+        let stored_at = stored_message::at(nats, &config.stream, floor).await?;
+        let parameters: [&(dyn ToSql + Sync); 7] = [
             &config.consumer,
             &origin.stream,
             &origin.created,
             &floor.cast_signed(),
             &term.token,
             &term.server,
+            &stored_at,
         ];
         let sql = handled_up_to::write_handled(&self.schema);
         let writing = on.query_opt(&sql, &parameters);

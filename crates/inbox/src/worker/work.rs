@@ -27,6 +27,7 @@ use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
 use crate::record::{Cause, Claim, ClaimReply, End, Failed, UNFINISHED_MAX};
 use crate::tally::Tally;
+use crate::unread::Handled;
 use crate::worker::lease::Leases;
 use crate::{Delivery, Error, Verdict};
 
@@ -73,7 +74,7 @@ pub(crate) struct Context {
     /// The term of the role that its session began in; of nobody outside of a session.
     pub(crate) term: Term,
     /// Up to which message everything is handled, as far as it is known in this term.
-    pub(crate) handled: watch::Sender<Option<(Term, u64)>>,
+    pub(crate) handled: watch::Sender<Option<(Term, Handled)>>,
     /// Whether records may go: the stream forgets before they do.
     pub(crate) may_forget: watch::Sender<bool>,
     /// Something may be done under the role.

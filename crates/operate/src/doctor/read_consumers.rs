@@ -36,7 +36,7 @@ const TABLES: &[&str] = &[
 
 /// Columns that came with later versions, or that a worker cannot begin without.
 const COLUMNS: &[&str] = &[
-    "inbox_roles.handled_to",
+    "inbox_roles.handled_stored_at",
     "inbox_roles.partition",
     "inbox_roles.unread_since",
     "inbox_messages.tried_since",

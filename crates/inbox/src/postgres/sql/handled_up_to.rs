@@ -13,21 +13,22 @@ const THIS_STREAM: &str =
 
 /// Up to where, of the stream `$2` that was created at `$3` and the partition `$4`, and on which server. No row if nobody
 /// ever had the consumer; null if nobody has written it down of this stream. And what of the stream was
-/// seen, and was not.
+/// seen, and was not; and when the message there was stored.
 pub(crate) fn find_handled(schema: &str) -> String {
     format!(
         "SELECT CASE WHEN {THIS_STREAM} THEN handled_to END, {SERVER},
-             CASE WHEN {THIS_STREAM} THEN seen_to END, seen_given, unread
+             CASE WHEN {THIS_STREAM} THEN seen_to END, seen_given, unread,
+             CASE WHEN {THIS_STREAM} THEN handled_stored_at END
          FROM {schema}.inbox_roles WHERE consumer = $1 AND partition = $4"
     )
 }
 
 /// Only for the worker that has the role by the token `$5`, which no other partition has, on the server
-/// `$6`.
+/// `$6`. The message there was stored at `$7`.
 pub(crate) fn write_handled(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_roles
-         SET handled_stream = $2, handled_created = $3, handled_to = $4,
+         SET handled_stream = $2, handled_created = $3, handled_to = $4, handled_stored_at = $7,
              seen_to = CASE WHEN {THIS_STREAM} THEN seen_to END
          WHERE consumer = $1 AND token = $5 AND {SERVER} = $6 RETURNING handled_to"
     )

@@ -76,8 +76,8 @@ pub(crate) fn renew_roles(schema: &str) -> String {
     format!(
         "WITH said AS (
              SELECT * FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
-                 $9::text[], $10::timestamptz[])
-                 AS s (partition, token, server, handled, state, breaker, reason, next_probe_at)
+                 $9::text[], $10::timestamptz[], $11::timestamptz[])
+                 AS s (partition, token, server, handled, state, breaker, reason, next_probe_at, stored_at)
          ), free AS MATERIALIZED (
              SELECT partition FROM {schema}.inbox_roles AS r JOIN said AS s USING (partition, token)
              WHERE consumer = $1 FOR NO KEY UPDATE OF r SKIP LOCKED
@@ -102,8 +102,8 @@ pub(crate) fn release_roles(schema: &str) -> String {
         "UPDATE {schema}.inbox_roles AS r SET {handled},
              expires_at = CASE WHEN $4 THEN clock_timestamp() ELSE '-infinity' END,
              owner = CASE WHEN $4 THEN '' ELSE owner END
-         FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[])
-             AS s (partition, token, server, handled)
+         FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::timestamptz[])
+             AS s (partition, token, server, handled, stored_at)
          WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token",
         handled = handled()
     )
@@ -111,5 +111,9 @@ pub(crate) fn release_roles(schema: &str) -> String {
 
 /// Of the row `r`, as `s` says it.
 fn handled() -> String {
-    format!("handled_to = CASE WHEN {SERVER} = s.server THEN s.handled ELSE r.handled_to END")
+    format!(
+        "handled_to = CASE WHEN {SERVER} = s.server THEN s.handled ELSE r.handled_to END,
+             handled_stored_at =
+                 CASE WHEN {SERVER} = s.server THEN s.stored_at ELSE r.handled_stored_at END"
+    )
 }

@@ -88,7 +88,7 @@ pub(crate) fn remove(schema: &str) -> String {
                  event_time, subject, stream, stream_seq, attempts
              FROM done, rewind
          ), unhandled AS (
-             UPDATE {schema}.inbox_roles SET handled_to = $5
+             UPDATE {schema}.inbox_roles SET handled_to = $5, handled_stored_at = NULL
              FROM rewind WHERE consumer = $1 AND token = $7::uuid AND handled_to > $5
          )
          UPDATE {schema}.inbox_rewinds AS r

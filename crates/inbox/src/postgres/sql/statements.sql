@@ -56,8 +56,8 @@ WHERE r.token = $5 AND (r.expires_at <= clock_timestamp()
 -- renew roles
 WITH said AS (
     SELECT * FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::text[], $8::text[],
-        $9::text[], $10::timestamptz[])
-        AS s (partition, token, server, handled, state, breaker, reason, next_probe_at)
+        $9::text[], $10::timestamptz[], $11::timestamptz[])
+        AS s (partition, token, server, handled, state, breaker, reason, next_probe_at, stored_at)
 ), free AS MATERIALIZED (
     SELECT partition FROM public.inbox_roles AS r JOIN said AS s USING (partition, token)
     WHERE consumer = $1 FOR NO KEY UPDATE OF r SKIP LOCKED
@@ -65,7 +65,9 @@ WITH said AS (
     UPDATE public.inbox_roles AS r
     SET expires_at = clock_timestamp() + make_interval(secs => $4), state = s.state,
         breaker = s.breaker, reason = s.reason, next_probe_at = s.next_probe_at,
-        unended = '{}', handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.handled ELSE r.handled_to END
+        unended = '{}', handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.handled ELSE r.handled_to END,
+    handled_stored_at =
+        CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.stored_at ELSE r.handled_stored_at END
     FROM free JOIN said AS s USING (partition)
     WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token
     RETURNING r.partition
@@ -75,20 +77,23 @@ FROM public.inbox_roles JOIN said USING (partition, token) WHERE consumer = $1;
 
 -- release roles
 UPDATE public.inbox_roles AS r SET handled_to = CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.handled ELSE r.handled_to END,
+    handled_stored_at =
+        CASE WHEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = s.server THEN s.stored_at ELSE r.handled_stored_at END,
     expires_at = CASE WHEN $4 THEN clock_timestamp() ELSE '-infinity' END,
     owner = CASE WHEN $4 THEN '' ELSE owner END
-FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[])
-    AS s (partition, token, server, handled)
+FROM unnest($2::int[], $3::uuid[], $5::bigint[], $6::bigint[], $7::timestamptz[])
+    AS s (partition, token, server, handled, stored_at)
 WHERE r.consumer = $1 AND r.partition = s.partition AND r.token = s.token;
 
 -- find what is handled
 SELECT CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN handled_to END, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-    CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END, seen_given, unread
+    CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END, seen_given, unread,
+    CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN handled_stored_at END
 FROM public.inbox_roles WHERE consumer = $1 AND partition = $4;
 
 -- write down what is handled
 UPDATE public.inbox_roles
-SET handled_stream = $2, handled_created = $3, handled_to = $4,
+SET handled_stream = $2, handled_created = $3, handled_to = $4, handled_stored_at = $7,
     seen_to = CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END
 WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $6 RETURNING handled_to;
 
@@ -531,7 +536,7 @@ WITH rewind AS MATERIALIZED (
         event_time, subject, stream, stream_seq, attempts
     FROM done, rewind
 ), unhandled AS (
-    UPDATE public.inbox_roles SET handled_to = $5
+    UPDATE public.inbox_roles SET handled_to = $5, handled_stored_at = NULL
     FROM rewind WHERE consumer = $1 AND token = $7::uuid AND handled_to > $5
 )
 UPDATE public.inbox_rewinds AS r
