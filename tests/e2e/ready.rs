@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt, stream};
 use lab::{Port, Process, Proxy};
 use support::{DEADLINE, Prometheus, Relay, SCRAPER, TestEnv, ask, until};
+use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_postgres::Client;
 
 use self::what_stops::FAULTS;
 use crate::alerts;
-use crate::inbox::http::{processed, set_up, wait_processed};
+use crate::inbox::http::{configure, processed, set_up, wait_processed};
 use crate::inbox::service::Service;
 
 /// Faults under way at a time.
@@ -46,10 +47,10 @@ struct Told {
     /// Of whom.
     by: Side,
     readyz: &'static str,
-    /// Empty if what `/readyz` says is all that is told.
     status: &'static str,
-    /// The check that fails or warns; empty if `doctor` knows nothing of it.
-    doctor: &'static str,
+    /// The check that fails or warns, and what it names. None if `doctor` does not look at it: it calls
+    /// no handler, and counts no claims.
+    doctor: Option<(&'static str, &'static str)>,
     alert: &'static str,
 }
 
@@ -74,11 +75,14 @@ struct Scene {
     holder: Option<Client>,
     /// A program beside.
     beside: Option<Process>,
+    /// The consumer's settings.
+    _file: TempDir,
 }
 
 impl Scene {
     async fn new() -> Self {
         let mut env = set_up().await;
+        let file = configure(&mut env);
         let (relay_api, inbox_api) = (reserved(), reserved());
         env.set("TAILPOST_ADMIN__LISTEN", &relay_api.addr().to_string());
         env.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox_api.addr().to_string());
@@ -107,11 +111,26 @@ impl Scene {
             prometheus,
             holder: None,
             beside: None,
+            _file: file,
         };
         for by in [Side::Relay, Side::Inbox] {
             scene.answers(by, "200", "").await;
         }
         scene
+    }
+
+    async fn stop(&mut self) {
+        let relay = self.relay.take().expect("a relay");
+        relay.sigterm();
+        relay.wait_exit(DEADLINE).await;
+    }
+
+    /// As who does not want to wait for the breaker does: its pause may be minutes.
+    async fn restart(&mut self) {
+        self.stop().await;
+        let relay = self.env.relay();
+        relay.announce("");
+        self.relay = Some(relay);
     }
 
     /// Holds a lock until it is dropped.
@@ -159,11 +178,15 @@ impl Scene {
         (fault.plays)(self, Phase::Break).await;
         let red = self.answers(by, "503", readyz).await;
         eprintln!("{}: red after {red:.1?}", fault.name);
-        let said = self.says(&["status"]).await;
-        assert!(said.contains(status), "status does not tell of `{status}`:\n{said}");
-        if !doctor.is_empty() {
-            let said = self.says(&["doctor", "--only", doctor]).await;
+        // The worker writes down why it waits when it renews its role.
+        until(DEADLINE, &format!("status tells of `{status}`"), async || {
+            self.says(&["status"]).await.contains(status)
+        })
+        .await;
+        if let Some((check, cause)) = doctor {
+            let said = self.says(&["doctor", "--only", check]).await;
             assert!(!said.contains("0 errors, 0 warnings"), "doctor finds nothing:\n{said}");
+            assert!(said.contains(cause), "doctor does not tell of `{cause}`:\n{said}");
         }
         self.prometheus.wait_firing(&[alert]).await;
         (fault.plays)(self, Phase::Mend).await;
@@ -173,6 +196,16 @@ impl Scene {
         self.env.insert(3).await;
         wait_processed(&self.env, before + 3).await;
         self.prometheus.wait_ended(&[alert]).await;
+        if let Some((check, _)) = doctor {
+            let said = self.says(&["doctor", "--only", check]).await;
+            assert!(said.contains("0 errors, 0 warnings"), "doctor still finds:\n{said}");
+        }
+        until(DEADLINE, "status tells of nothing more", async || {
+            let said = self.says(&["status"]).await;
+            let is_well = |it: &str| !it.contains("breaker") && !it.contains("paused");
+            said.contains("active, 0 in flight") && said.lines().all(is_well)
+        })
+        .await;
     }
 }
 

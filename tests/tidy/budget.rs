@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7204),
     ("inbox", 11309),
     ("lab", 6507),
-    ("operate", 13646),
+    ("operate", 13752),
     ("outbox", 2153),
     ("pgoutput", 481),
     ("relay", 18004),
     ("servers", 2414),
-    ("tailpost", 12733),
+    ("tailpost", 12745),
 ];
 
 /// Settings of the configuration file.

@@ -152,6 +152,15 @@ pub fn active_at(info: &Info) -> Timestamp {
     active.unwrap_or_else(Timestamp::now)
 }
 
+/// For how long a durable consumer has taken no acknowledgement.
+#[must_use]
+pub fn acknowledged_ago(info: &Info) -> Duration {
+    let last = Some(info.created).max(info.ack_floor.last_active);
+    let last = last.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
+    let ago = last.map(|it| Timestamp::now().duration_since(it));
+    ago.and_then(|it| Duration::try_from(it).ok()).unwrap_or_default()
+}
+
 /// How many events wait of which none was delivered or acknowledged, and for how long, if that is
 /// longer than workers need to take over from each other.
 #[must_use]

@@ -8,6 +8,7 @@ mod canary;
 mod consumer_facts;
 mod consumer_rules;
 mod facts;
+mod locks;
 mod managed_rules;
 mod outbox_rules;
 mod read_broker;
@@ -33,7 +34,8 @@ use tokio::time::timeout;
 pub use self::canary::{Canary, Legs, canaries};
 use self::facts::{Contents, Facts, Failure, Known, OutboxTable, Role, Seen, Server, ShardFacts};
 use self::facts::{no_nats, no_postgres};
-pub use self::read_consumers::{Inspected, doctor_of_consumers};
+use self::locks::Lock;
+pub use self::read_consumers::{Inspected, doctor_of_consumers, exclusive_lock};
 use crate::sql::Store;
 use relay::Error;
 use relay::access::{Connection, answered};
@@ -103,7 +105,7 @@ async fn read(config: &Config) -> Facts {
     let (database, (mut broker, streams)) =
         tokio::join!(Box::pin(read_database(config)), Box::pin(read_nats(config)));
     let (server, replication, rest) = database;
-    let Rest { role, table, contents, shards: publications_and_slots } = rest;
+    let Rest { role, locks, table, contents, shards: publications_and_slots } = rest;
     let mut shards = Vec::new();
     for ((publication, slot), (stream, overlaps, clock)) in
         publications_and_slots.into_iter().zip(streams)
@@ -113,7 +115,7 @@ async fn read(config: &Config) -> Facts {
         }
         shards.push(Arc::new(ShardFacts { publication, slot, stream, overlaps }));
     }
-    Facts { server, role, table, contents, replication, broker, shards }
+    Facts { server, role, locks, table, contents, replication, broker, shards }
 }
 
 type PublicationAndSlot = (Known<facts::Publication>, Known<Option<facts::SlotFacts>>);
@@ -123,6 +125,7 @@ type Database = (Result<Server, Failure>, Known<Result<(), Failure>>, Rest);
 /// What is asked of a server that answers.
 struct Rest {
     role: Known<Role>,
+    locks: Known<Vec<Lock>>,
     table: Known<OutboxTable>,
     contents: Known<Contents>,
     shards: Vec<PublicationAndSlot>,
@@ -133,6 +136,7 @@ impl Rest {
         let shards = config.each_shard();
         Self {
             role: Err(why.clone()),
+            locks: Err(why.clone()),
             table: Err(why.clone()),
             contents: Err(why.clone()),
             shards: shards.iter().map(|_| (Err(why.clone()), Err(why.clone()))).collect(),
@@ -166,6 +170,7 @@ async fn read_database(config: &Config) -> Database {
 async fn read_rest(connection: &Connection, config: &Config) -> Rest {
     let unread = |error| read_server::skip(&error);
     let role = read_server::role(connection, config.table.schema()).await.map_err(unread);
+    let locks = read_outbox::locks(connection, &config.table).await.map_err(unread);
     let table = read_outbox::table(connection, config).await;
     let contents = match &table {
         Ok(table) if table.exists => contents(connection, config).await.map_err(unread),
@@ -177,7 +182,7 @@ async fn read_rest(connection: &Connection, config: &Config) -> Rest {
         let publication = read_shard::publication(connection, &config).await;
         shards.push((publication, read_shard::slot(connection, &config).await));
     }
-    Rest { role, table, contents, shards }
+    Rest { role, locks, table, contents, shards }
 }
 
 /// On a connection of its own, as the relay opens them.

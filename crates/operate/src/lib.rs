@@ -34,7 +34,7 @@ pub mod waiting;
 mod whole_stream;
 
 pub use self::doctor::{
-    Canary, Inspected, Legs, canaries, doctor, doctor_checks, doctor_of_consumers,
+    Canary, Inspected, Legs, canaries, doctor, doctor_checks, doctor_of_consumers, exclusive_lock,
 };
 pub use self::inspect::inspect;
 pub use self::maintain::{

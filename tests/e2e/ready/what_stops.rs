@@ -12,7 +12,7 @@ use super::{Fault, Phase, Scene, Side, Told};
 const fn relay(
     readyz: &'static str,
     status: &'static str,
-    doctor: &'static str,
+    doctor: Option<(&'static str, &'static str)>,
     alert: &'static str,
 ) -> Told {
     Told { by: Side::Relay, readyz, status, doctor, alert }
@@ -21,7 +21,7 @@ const fn relay(
 const fn inbox(
     readyz: &'static str,
     status: &'static str,
-    doctor: &'static str,
+    doctor: Option<(&'static str, &'static str)>,
     alert: &'static str,
 ) -> Told {
     Told { by: Side::Inbox, readyz, status, doctor, alert }
@@ -40,30 +40,93 @@ macro_rules! fault {
 pub(super) const FAULTS: &[Fault] = &[
     fault!(
         broker_away,
-        relay("no progress", "the broker", "nats-reachable", "TailpostBreakerOpen")
+        relay(
+            "no progress",
+            "the broker",
+            Some(("nats-reachable", "Connection refused")),
+            "TailpostBreakerOpen"
+        )
     ),
     fault!(
         postgresql_away,
-        relay("starting: ", "could not connect", "postgres-reachable", "TailpostNoActiveRelay")
+        relay(
+            "starting: ",
+            "could not connect",
+            Some(("postgres-reachable", "Connection refused")),
+            "TailpostNoActiveRelay"
+        )
     ),
     fault!(
         slot_held_by_another,
-        relay("pg_recvlogical", "pg_recvlogical", "slot-reader", "TailpostNoActiveRelay")
+        relay(
+            "pg_recvlogical",
+            "pg_recvlogical",
+            Some(("slot-reader", "pg_recvlogical")),
+            "TailpostNoActiveRelay"
+        )
     ),
     fault!(
         stream_full,
-        relay("maximum messages", "maximum messages", "stream-room", "TailpostBreakerOpen")
+        relay(
+            "maximum messages",
+            "maximum messages",
+            Some(("stream-room", "max_msgs")),
+            "TailpostBreakerOpen"
+        )
     ),
-    fault!(stream_deleted, relay("stream", "stream", "stream-exists", "TailpostOutboxOld")),
-    fault!(handler_away, inbox("the handler is away", "pending", "", "TailpostConsumerInactive")),
+    fault!(
+        stream_deleted,
+        relay(
+            "stream",
+            "stream",
+            Some(("stream-exists", "there is no stream OUTBOX")),
+            "TailpostOutboxOld"
+        )
+    ),
+    fault!(
+        handler_away,
+        inbox("the handler is away", "the handler is away", None, "TailpostConsumerInactive")
+    ),
     fault!(
         consumer_paused,
-        inbox("the broker delivers nothing", "  pending      5", "", "TailpostConsumerStalled")
+        inbox(
+            "the broker delivers nothing",
+            "the consumer is paused",
+            Some(("inbox-delivery", "the consumer is paused")),
+            "TailpostConsumerStalled"
+        )
     ),
-    fault!(outbox_locked, relay("has locked it", "has locked it", "", "TailpostFiguresOld")),
-    fault!(inbox_tables_locked, inbox("the database is away", "", "", "TailpostFiguresOld")),
-    fault!(claims_in_vain, inbox("no record", "", "", "TailpostConsumerStalled")),
-    fault!(claims_refused, inbox("no record", "", "", "TailpostConsumerStalled")),
+    fault!(
+        outbox_locked,
+        relay(
+            "has locked it",
+            "has locked it",
+            Some(("outbox-locks", "has locked public.outbox_events")),
+            "TailpostFiguresOld"
+        )
+    ),
+    fault!(
+        inbox_tables_locked,
+        inbox(
+            "the database is away",
+            "has locked public.inbox_messages",
+            Some(("inbox-locks", "has locked public.inbox_messages")),
+            "TailpostFiguresOld"
+        )
+    ),
+    fault!(
+        claims_in_vain,
+        inbox(
+            "no record",
+            "none can be recorded",
+            Some(("inbox-triggers", "trigger no of public.inbox_messages")),
+            "TailpostConsumerStalled"
+        )
+    ),
+    fault!(
+        claims_refused,
+        inbox("no record", "none can be recorded", None, "TailpostConsumerStalled")
+    ),
 ];
 
 async fn broker_away(scene: &mut Scene, phase: Phase) {
@@ -86,9 +149,7 @@ async fn postgresql_away(scene: &mut Scene, phase: Phase) {
 async fn slot_held_by_another(scene: &mut Scene, phase: Phase) {
     match phase {
         Phase::Break => {
-            let relay = scene.relay.take().expect("a relay");
-            relay.sigterm();
-            relay.wait_exit(DEADLINE).await;
+            scene.stop().await;
             let url = scene.env.postgres.url("postgres");
             let program = scene.env.postgres.bin_dir().join("pg_recvlogical");
             let options = ["-o", "proto_version=1", "-o", "publication_names=tailpost"];
@@ -127,7 +188,10 @@ async fn stream_full(scene: &mut Scene, phase: Phase) {
             .await;
             scene.env.insert(5).await;
         }
-        Phase::Mend => edit(scene, |config, _| config.max_messages = -1).await,
+        Phase::Mend => {
+            edit(scene, |config, _| config.max_messages = -1).await;
+            scene.restart().await;
+        }
     }
 }
 
@@ -141,6 +205,7 @@ async fn stream_deleted(scene: &mut Scene, phase: Phase) {
         Phase::Mend => {
             scene.env.setup().await;
             scene.env.ends_with(0, &["inbox", "setup"]).await;
+            scene.restart().await;
         }
     }
 }

@@ -4,6 +4,7 @@ use async_nats::jetstream::consumer;
 use inbox::access::Config;
 
 use super::facts::{Known, Permissions, StreamFacts};
+use super::locks::Lock;
 use super::triggers::BeforeRows;
 use crate::checks::Skip;
 use crate::consumers::HeldPart;
@@ -25,6 +26,8 @@ pub(super) struct TableFacts {
 pub(super) struct ConsumerSeen {
     pub(super) config: Config,
     pub(super) tables: Known<TableFacts>,
+    /// On them.
+    pub(super) locks: Known<Vec<Lock>>,
     pub(super) stream: Known<Option<StreamFacts>>,
     pub(super) consumer: Known<Option<consumer::Info>>,
     /// Durable consumers of before it was divided otherwise.

@@ -6,6 +6,7 @@ use outbox::quote;
 use outbox::wire::subjects_overlap;
 
 use super::consumer_facts::ConsumerSeen as Seen;
+use super::locks::judge_locks;
 use super::outbox_rules::judge_privileges;
 use super::read_broker::api;
 use super::triggers::judge_before_rows;
@@ -15,6 +16,7 @@ use crate::consumers;
 /// Those about the tables, which all consumers share.
 pub(super) const TABLES: &[Rule<Seen>] = &[
     rule("inbox-tables", "the tables exist", tables),
+    rule("inbox-locks", "nobody keeps workers from them", locks),
     rule("inbox-privileges", "the role may read and write them", privileges),
     rule("inbox-triggers", "nothing keeps rows out of them", triggers),
 ];
@@ -60,6 +62,10 @@ fn privileges(seen: &Seen) -> Judged {
 
 fn triggers(seen: &Seen) -> Judged {
     judge_before_rows(&seen.tables()?.before_rows)
+}
+
+fn locks(seen: &Seen) -> Judged {
+    judge_locks(seen.locks.as_ref().map_err(Clone::clone)?)
 }
 
 fn stream(seen: &Seen) -> Judged {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::locks::Lock;
 use super::triggers::BeforeRows;
 use crate::checks::Skip;
 use async_nats::jetstream::stream::Config as Stream;
@@ -34,6 +35,8 @@ pub(crate) struct Failure {
 pub(crate) struct Facts {
     pub(crate) server: Result<Server, Failure>,
     pub(crate) role: Known<Role>,
+    /// On the outbox and its companions.
+    pub(crate) locks: Known<Vec<Lock>>,
     pub(crate) table: Known<OutboxTable>,
     /// Nothing where there is no outbox.
     pub(crate) contents: Known<Contents>,

@@ -8,6 +8,7 @@ use relay::Mode;
 use relay::access::columns::Misfit;
 
 use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
+use super::locks::judge_locks;
 use super::triggers::judge_before_rows;
 
 /// Retention runs every `retention.interval`; so many may be missed.
@@ -30,6 +31,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("outbox-indexes", "rows are found without reading the whole table", indexes),
     rule("outbox-triggers", "marks fire no trigger", triggers).before_setup(),
     rule("outbox-companions", "nothing keeps rows out of its companions", companions),
+    rule("outbox-locks", "nobody keeps the relay from its tables", locks),
     rule("outbox-vacuum", "autovacuum looks after it", vacuum).before_setup(),
     rule("outbox-partitions", "there are partitions for the days to come", partitions),
     rule("outbox-shards", "no slot of another number of shards is left", shards),
@@ -263,6 +265,10 @@ fn triggers(seen: &Seen) -> Judged {
 
 fn companions(seen: &Seen) -> Judged {
     judge_before_rows(&seen.table()?.before_rows)
+}
+
+fn locks(seen: &Seen) -> Judged {
+    judge_locks(seen.facts.locks.as_ref().map_err(Clone::clone)?)
 }
 
 fn vacuum(seen: &Seen) -> Judged {

@@ -13,6 +13,7 @@ use tokio_postgres::Client;
 
 use super::consumer_facts::{ConsumerSeen, TableFacts};
 use super::facts::{Known, Permissions};
+use super::locks::{LOCKS, Lock, locks};
 use super::triggers::{BEFORE_ROWS, before_rows};
 use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
@@ -63,16 +64,20 @@ pub async fn doctor_of_consumers(
     scope: &Scope,
 ) -> Vec<Check> {
     let Inspected { postgres, nats, table } = inspected;
-    let tables = match postgres {
-        Ok(connection) => tables(connection, table).await,
-        Err(why) => Err(Skip::because(why)),
+    let (tables, locks) = match postgres {
+        Ok(connection) => {
+            let locks = bounded(read_locks(connection.client(), table.schema())).await;
+            (tables(connection, table).await, locks)
+        }
+        Err(why) => (Err(Skip::because(why.clone())), Err(Skip::because(why))),
     };
     let permissions = match &nats {
         Ok(nats) => Ok(read_broker::permissions(nats).await),
         Err(why) => Err(Skip::because(why.clone())),
     };
     let parts = consumers.into_iter().flat_map(|it| it.into_config().parts());
-    let looks = parts.map(|it| look(it, &nats, (tables.clone(), permissions.clone())));
+    let looks =
+        parts.map(|it| look(it, &nats, (tables.clone(), locks.clone(), permissions.clone())));
     let all = futures_util::future::join_all(looks).await;
     let shared = all.first().into_iter();
     let shared = shared.flat_map(|seen| scope.checks(consumer_rules::TABLES, seen, None));
@@ -98,6 +103,24 @@ async fn tables(connection: Connection, table: &Table) -> Known<TableFacts> {
         false => bounded(Consumers::new(connection, table).held_parts()).await,
     };
     Ok(facts)
+}
+
+/// Who keeps everybody, for long, from reading the inbox's tables in the schema of `outbox`.
+///
+/// # Errors
+///
+/// If the database refuses.
+pub async fn exclusive_lock(
+    connection: &Connection,
+    outbox: &Table,
+) -> Result<Option<String>, Error> {
+    let found = read_locks(connection.client(), outbox.schema()).await?;
+    Ok(found.iter().find(|it| it.is_exclusive).map(Lock::said))
+}
+
+async fn read_locks(client: &Client, schema: &str) -> Result<Vec<Lock>, Error> {
+    let rows = client.query(LOCKS, &[&schema, &TABLES]).await;
+    Ok(locks(&rows.map_err(Error::sql("look for locks"))?))
 }
 
 async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error> {
@@ -140,10 +163,13 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
     Ok(facts)
 }
 
+/// What is the same for all consumers.
+type OfAll = (Known<TableFacts>, Known<Vec<Lock>>, Known<Option<Permissions>>);
+
 async fn look(
     config: Config,
     nats: &Result<NatsClient, String>,
-    (tables, permissions): (Known<TableFacts>, Known<Option<Permissions>>),
+    (tables, locks, permissions): OfAll,
 ) -> ConsumerSeen {
     let nats = nats.as_ref().map_err(|why| Skip::because(why.clone()));
     let stream = match &nats {
@@ -162,7 +188,7 @@ async fn look(
         }
         _ => Ok(Vec::new()),
     };
-    ConsumerSeen { config, tables, stream, consumer, left_over, permissions }
+    ConsumerSeen { config, tables, locks, stream, consumer, left_over, permissions }
 }
 
 /// Whether it has partitions, or roles say that it had.

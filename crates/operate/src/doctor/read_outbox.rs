@@ -1,5 +1,7 @@
 //! Reads the facts about the outbox table and its companions.
 
+use std::iter;
+
 use outbox::migrations::MIGRATIONS;
 use outbox::{COMPANIONS, Column, Table};
 use relay::access::{Connection, columns, schema};
@@ -7,6 +9,7 @@ use relay::{Config, Error, MarkBy};
 use tokio_postgres::types::ToSql;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
+use super::locks::{LOCKS, Lock, locks as read_locks};
 use super::read_server::skip;
 use super::triggers::{BEFORE_ROWS, before_rows};
 use crate::maintain::{end, is_short};
@@ -71,11 +74,18 @@ pub(super) async fn table(connection: &Connection, config: &Config) -> Known<Out
     Ok(facts)
 }
 
+/// Who holds the outbox or one of its companions.
+pub(super) async fn locks(connection: &Connection, table: &Table) -> Result<Vec<Lock>, Error> {
+    let names: Vec<&str> = iter::once(table.name()).chain(COMPANIONS).collect();
+    let parameters: [&(dyn ToSql + Sync); 2] = [&table.schema(), &names];
+    Ok(read_locks(&connection.query("look for locks", LOCKS, &parameters).await?))
+}
+
 async fn look_at_table(connection: &Connection, config: &Config) -> Result<OutboxTable, Error> {
     let (table, quoted) = (&config.table, config.table.quoted());
     // The relay only reads the record of migrations.
     let companions = COMPANIONS.into_iter().filter(|it| *it != "tailpost_migrations");
-    let names: Vec<&str> = std::iter::once(table.name()).chain(companions).collect();
+    let names: Vec<&str> = iter::once(table.name()).chain(companions).collect();
     let event: i16 = match config.mark.by {
         MarkBy::Row => 16,
         MarkBy::Delete => 8,

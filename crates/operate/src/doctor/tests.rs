@@ -46,6 +46,7 @@ fn facts(server: Server) -> Facts {
         overlaps: Ok(Vec::new()),
     };
     Facts {
+        locks: Ok(Vec::new()),
         server: Ok(server),
         role: Ok(Role {
             name: "ada".into(),

@@ -29,6 +29,10 @@ pub(super) struct ConsumerReport {
     pub(super) unattended: Vec<String>,
     /// Those that have events of which none was delivered or acknowledged for long.
     pub(super) stalled: Vec<Stalled>,
+    /// For how many seconds no event was acknowledged although some are delivered, none has a record, and
+    /// the worker knows no reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) unrecorded_seconds: Option<u64>,
     #[serde(flatten)]
     pub(super) backlog: Backlog,
 }
@@ -59,7 +63,12 @@ pub(super) struct Inspected {
 pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
     let configured = settings.consumers()?;
     let connection = settings.connection("tailpost status").await?;
-    let tables = Consumers::new(connection, &settings.table()?);
+    let table = settings.table()?;
+    if let Some(problem) = operate::exclusive_lock(&connection, &table).await? {
+        let hint = "wait for the end of its transaction, or end it";
+        return Err(inbox::Error::Refused { problem, hint }.into());
+    }
+    let tables = Consumers::new(connection, &table);
     let looked = async {
         let (backlogs, holders) = (tables.backlogs().await?, tables.holders().await?);
         let held = tables.held_parts().await?;
@@ -127,7 +136,7 @@ async fn ask_broker(
     let context = servers::jetstream_of(&client);
     for report in reports {
         let unknown = (vec![report.name.clone()], Duration::MAX / 2);
-        let (mut pending, mut unacknowledged) = (Some(0), Some(0));
+        let (mut pending, mut unacknowledged, mut unrecorded) = (Some(0), Some(0), None);
         let (all, lease) = durables.get(&report.name).unwrap_or(&unknown);
         for durable in all {
             let found = context.get_consumer_from_stream(durable, &report.stream).await;
@@ -140,8 +149,15 @@ async fn ask_broker(
                 let (durable, seconds) = (durable.clone(), idle.as_secs());
                 report.stalled.push(Stalled { durable, events, seconds });
             }
+            let idle = info.map(consumers::acknowledged_ago).filter(|it| *it >= 2 * *lease);
+            unrecorded = unrecorded.max(idle.map(|it| it.as_secs()));
         }
         (report.pending, report.unacknowledged) = (pending, unacknowledged);
+        let is_active = |it: &Holder| it.is_valid && it.reason.is_none();
+        let has_none = report.backlog.processing + report.backlog.failed == 0
+            && unacknowledged > Some(0)
+            && report.worker.as_ref().is_some_and(is_active);
+        report.unrecorded_seconds = unrecorded.filter(|_| has_none);
     }
     Ok(())
 }
@@ -181,6 +197,10 @@ impl Lines {
         for Stalled { durable, events, seconds } in &consumer.stalled {
             let text = "events, none delivered or acknowledged for";
             self.add("  stalled", format_args!("{durable}: {events} {text} {seconds} s"));
+        }
+        if let Some(seconds) = consumer.unrecorded_seconds {
+            let text = "events are delivered, and none can be recorded for";
+            self.add("  stalled", format_args!("{text} {seconds} s: see the worker's log"));
         }
         match (pending, unacknowledged) {
             (Some(pending), Some(held)) => {
