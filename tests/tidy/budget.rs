@@ -11,7 +11,7 @@ const LINES: [(&str, usize); 9] = [
     ("inbox", 11309),
     ("lab", 6507),
     ("operate", 13752),
-    ("outbox", 2153),
+    ("outbox", 2163),
     ("pgoutput", 481),
     ("relay", 18004),
     ("servers", 2414),

@@ -3,6 +3,8 @@ use std::fmt;
 
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
+use super::name::{is_brokers, without_brokers};
+
 /// What begins the names of attributes in headers, of NATS and of HTTP.
 pub const PREFIX: &str = "ce-";
 
@@ -64,5 +66,6 @@ impl fmt::Display for Added {
 /// The value of an attribute as a header has it.
 #[must_use]
 pub fn attribute_to_wire(value: &str) -> Cow<'_, str> {
-    utf8_percent_encode(value, VALUE).into()
+    let encoded: Cow<'_, str> = utf8_percent_encode(value, VALUE).into();
+    if is_brokers(&encoded) { without_brokers(encoded.into_owned()).into() } else { encoded }
 }

@@ -283,6 +283,7 @@ mod tests {
             ("a~!b", "a~!b"),
             ("Euro € \u{1f600}", "Euro%20%E2%82%AC%20%F0%9F%98%80"),
             ("\"100%\"\n", "%22100%25%22%0A"),
+            ("Nats-Msg-Id", "%4Eats-Msg-Id"),
         ] {
             assert_eq!(attribute_to_wire(value), wire);
             assert_eq!(value_from_wire("a", wire, "a").as_deref(), Some(value));

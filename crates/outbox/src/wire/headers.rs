@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::attribute_names::Added;
 use super::escape::unescape;
 use super::header;
-use super::name::{name_from_wire, name_to_wire};
+use super::name::{is_brokers, name_from_wire, name_to_wire, without_brokers};
 use crate::{Event, Malformed};
 
 /// What is escaped in a header value that cannot travel as it is; bytes beyond ASCII always are.
@@ -109,7 +109,7 @@ pub fn value_to_wire(value: &str) -> Cow<'_, str> {
     if travels_untouched(value) {
         Cow::Borrowed(value)
     } else {
-        Cow::Owned(utf8_percent_encode(value, VALUE).to_string())
+        Cow::Owned(without_brokers(utf8_percent_encode(value, VALUE).to_string()))
     }
 }
 
@@ -194,6 +194,7 @@ fn travels_untouched(value: &str) -> bool {
     value.bytes().all(|byte| matches!(byte, b' '..=b'~'))
         && !value.starts_with(' ')
         && !value.ends_with(' ')
+        && !is_brokers(value)
 }
 
 /// Calls `visit` with each name and value of a JSON object; without copying, mostly.

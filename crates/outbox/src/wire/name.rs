@@ -32,6 +32,19 @@ const NAME: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
+/// Versions of nats-server before 2.12.2 find the broker's own headers by these bytes, wherever they are.
+const BROKERS: &str = "Nats-";
+
+/// Hides [`BROKERS`] in what is percent-encoded.
+pub(super) fn without_brokers(encoded: String) -> String {
+    encoded.replace(BROKERS, "%4Eats-")
+}
+
+/// Whether a name or a value may be taken for a header of the broker's.
+pub(super) fn is_brokers(text: &str) -> bool {
+    text.contains(BROKERS)
+}
+
 const RESERVED_PREFIXES: [&str; 2] = ["Nats-", "Tailpost-"];
 
 /// Escapes what the name of a header cannot have, in NATS and in HTTP.
@@ -43,7 +56,7 @@ pub fn escape_name(name: &str) -> String {
 /// The name under which a user header travels. No two names give the same.
 pub(super) fn name_to_wire(name: &str) -> Cow<'_, str> {
     if must_be_escaped(name) {
-        Cow::Owned(format!("{PREFIX}{}", escape_name(name)))
+        Cow::Owned(format!("{PREFIX}{}", without_brokers(escape_name(name))))
     } else {
         Cow::Borrowed(name)
     }
@@ -69,7 +82,7 @@ pub fn name_from_wire(name: &str) -> Option<Cow<'_, str>> {
 fn must_be_escaped(name: &str) -> bool {
     let mut name = Cow::Borrowed(name);
     loop {
-        if !is_valid(&name) || is_reserved(&name) {
+        if !is_valid(&name) || is_reserved(&name) || is_brokers(&name) {
             return true;
         }
         // Valid, but does it read like the escaped form of a name that must be escaped?
@@ -113,7 +126,8 @@ mod tests {
             ("baggage", "baggage"),
             ("X-Request-Id", "X-Request-Id"),
             ("100%", "100%"),
-            ("Nats-Msg-Id", "X-Nats-Msg-Id"),
+            ("Nats-Msg-Id", "X-%4Eats-Msg-Id"),
+            ("My-Nats-Msg-Id", "X-My-%4Eats-Msg-Id"),
             ("nats-rollup", "X-nats-rollup"),
             ("TAILPOST-POSITION", "X-TAILPOST-POSITION"),
             ("event-type", "X-event-type"),
@@ -122,11 +136,19 @@ mod tests {
             ("a,b:c\r\n", "X-a%2Cb%3Ac%0D%0A"),
             ("é%", "X-%C3%A9%25"),
             // Would read like an escaped name.
-            ("X-Nats-Msg-Id", "X-X-Nats-Msg-Id"),
+            ("X-Nats-Msg-Id", "X-X-%4Eats-Msg-Id"),
+            ("X-%4Eats-", "X-X-%254Eats-"),
             ("X-a%20b", "X-X-a%2520b"),
             ("X-", "X-X-"),
         ] {
             assert_eq!(name_to_wire(name), wire);
+            assert_eq!(name_from_wire(wire).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn what_was_stored_before_they_were_hidden_is_read() {
+        for (wire, name) in [("X-Nats-Msg-Id", "Nats-Msg-Id"), ("My-Nats-Id", "My-Nats-Id")] {
             assert_eq!(name_from_wire(wire).as_deref(), Some(name));
         }
     }
@@ -166,7 +188,7 @@ mod tests {
         #[test]
         fn names_are_reversible_hence_injective(name in tricky()) {
             let wire = name_to_wire(&name).into_owned();
-            prop_assert!(!wire.is_empty() && !is_reserved(&wire));
+            prop_assert!(!wire.is_empty() && !is_reserved(&wire) && !is_brokers(&wire));
             prop_assert!(wire.bytes().all(|b| b.is_ascii_graphic() && !b":,".contains(&b)));
             let back = name_from_wire(&wire);
             prop_assert_eq!(back.as_deref(), Some(&*name));
