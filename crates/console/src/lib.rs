@@ -131,7 +131,10 @@ fn routes(app: &Arc<App>) -> Router {
         .route("/dead-letters/work", post(dead_letters::work_on_letters))
         .route("/dead-letters/selected", post(letter_changes::decide_selected))
         .route("/dead-letters/{source}/{id}", get(letter::letter).post(letter::letter_content))
-        .route("/dead-letters/{source}/{id}/{action}", post(letter_changes::decide))
+        .route(
+            "/dead-letters/{source}/{id}/{action}",
+            get(letter::again).post(letter_changes::decide),
+        )
         .route("/events", get(events::events))
         .route("/events/{id}", get(event::event))
         .route("/events/{id}/outcome", get(came_of_it::outcome))

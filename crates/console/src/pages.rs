@@ -1,5 +1,6 @@
 //! The pages: each a template, a struct with what it shows, and a function.
 
+pub(crate) mod again;
 pub(crate) mod audit;
 pub(crate) mod audit_export;
 mod audit_pages;

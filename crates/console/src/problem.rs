@@ -41,6 +41,10 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
+    pub(crate) fn no_reason() -> Self {
+        Self::bad("this cannot be undone, so it needs a reason: fill in why")
+    }
+
     pub(crate) fn no_aggregate(text: &str) -> Self {
         let text = short(text.trim(), 80);
         let detail =

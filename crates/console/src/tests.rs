@@ -260,7 +260,7 @@ async fn a_viewer_who_posts_by_hand_is_refused() {
     let stage = stage(|_| {}).await;
     let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
     let page = stage.get(&format!("/dead-letters/relay/{ID}"), &cookie).await.body;
-    assert!(page.contains("disabled title=\"needs operator\""), "{page}");
+    assert!(page.contains("disabled title=\"needs the role operator\""), "{page}");
     let form = form_of(&page);
     for (path, fields) in [
         (format!("/dead-letters/relay/{ID}/requeue"), String::new()),
@@ -291,6 +291,8 @@ async fn an_edited_payload_is_one_decision_and_an_unedited_one_sends_none() {
     let form = form_of(&stage.get(&path, &cookie).await.body);
     let shown = stage.send("POST", &path, &cookie, Some(&format!("form={form}"))).await;
     assert!(shown.body.contains("9007199254740993"), "its digits are kept: {}", shown.body);
+    let main = shown.body.matches("class=\"main\"").count();
+    assert_eq!((main, shown.body.contains("Requeue as it was")), (1, true), "{}", shown.body);
     let original = "&original=%7B%22n%22%3A1%7D&why=mended";
     for payload in ["%7B%22n%22%3A1%7D", "%7B%22n%22%3A2%7D"] {
         let fields = format!("form={form}{original}&payload={payload}");
@@ -340,6 +342,11 @@ async fn a_consumers_page_lists_what_fails_and_what_waits_for_it() {
     let (asked, body) = stage.changes.lock().expect("no panic").last().cloned().expect("a change");
     assert!(asked.ends_with(&format!("/events/{ID}/try-now")), "{asked}");
     assert_eq!(body, r#"{"why":"mended"}"#);
+    let fields = format!("form={form}&why=too+late");
+    let late = stage.send("POST", &path, &cookie, Some(&fields)).await;
+    assert_eq!(late.status, StatusCode::SEE_OTHER, "{}", late.body);
+    let said = late.headers[header::SET_COOKIE].to_str().expect("text");
+    assert!(said.contains("nothing%20to%20try") && said.contains(ID), "{said}");
 }
 
 #[tokio::test]

@@ -72,6 +72,10 @@ impl Search {
         format!("{}{until}", self.parts(about, &moment("since", &self.since)))
     }
 
+    fn is_empty(&self) -> bool {
+        self.source.is_empty() && self.query("").is_empty()
+    }
+
     /// Without the page.
     fn address(&self) -> String {
         let (source, until) = (escape(&self.source), escape(&self.until));

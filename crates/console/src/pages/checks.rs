@@ -40,18 +40,24 @@ struct ChecksPage {
     ready: Vec<ReadyRow>,
     visits: Vec<Visit>,
     problems: Vec<(String, Problem)>,
+    /// Some are not known yet: the page is loaded again.
+    is_under_way: bool,
 }
 
 pub(crate) async fn checks(
     State(app): State<Arc<App>>,
     visitor: Visitor,
 ) -> Result<Response, Problem> {
-    let (told, problems) = app.ask_each::<Doctor>(&visitor, |_| true, |_| "doctor".into()).await;
+    let (told, mut problems) =
+        app.ask_each::<Doctor>(&visitor, |_| true, |_| "doctor".into()).await;
+    let asked = problems.len();
+    problems.retain(|(_, it)| !it.detail.contains("have not ended"));
+    let is_under_way = problems.len() < asked;
     app.watch.freshen().await;
     let ready = app.watch.see(|it| ready_rows(it, Timestamp::now()));
     let frame = Frame::new(&app, &visitor, Place::Checks, "Checks");
     let visits = told.into_iter().map(|(source, doctor)| Visit::new(source, doctor)).collect();
-    page(&ChecksPage { frame, ready, visits, problems })
+    page(&ChecksPage { frame, ready, visits, problems, is_under_way })
 }
 
 impl Visit {

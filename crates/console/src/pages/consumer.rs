@@ -130,7 +130,9 @@ fn facts(row: &ConsumerRow, frame: &Frame) -> Vec<(&'static str, String)> {
             "Processed since its start",
             counted(status.counts.processed, "event", "events"),
         ));
-        facts.push(("Attempts that failed since its start", count(status.counts.retried)));
+        // What became a dead letter is not tried again, and failed, too.
+        let failed = status.counts.retried + status.counts.dead;
+        facts.push(("Attempts that failed since its start", count(failed)));
     }
     if let Some(worker) = row.view.record.as_ref().and_then(|it| it.worker.as_ref()) {
         let is_there = worker.is_valid && !row.view.is_unanswered;

@@ -6,10 +6,11 @@ use askama::Template;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use futures_util::future::join_all;
-use hyper::{Method, StatusCode};
+use hyper::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub(crate) use super::again::Again;
 use crate::app::{App, Source, change, with};
 use crate::fields::Fields;
 use crate::frame::{Frame, Place, done, page_with};
@@ -185,7 +186,6 @@ pub(crate) fn letter_path(source: &str, letter: &Letter) -> String {
 struct QueueRow {
     source: String,
     name: String,
-    total: u64,
 }
 
 #[derive(Template)]
@@ -198,6 +198,7 @@ struct DeadLetters {
     counts: u64,
     groups: Vec<GroupRow>,
     queues: Vec<QueueRow>,
+    consumers: Vec<String>,
     rows: Vec<LetterRow>,
     next: Option<String>,
     problems: Vec<(String, Problem)>,
@@ -205,30 +206,6 @@ struct DeadLetters {
     again: Again,
     /// Work on many, by source.
     running: Vec<(String, Operation)>,
-}
-
-/// A form that was not carried out is shown again, with what was filled in, and says why.
-#[derive(Default)]
-pub(crate) struct Again {
-    /// Letters that were selected.
-    pub(crate) ticked: Vec<String>,
-    pub(crate) why: String,
-    /// One that was edited.
-    pub(crate) payload: Option<String>,
-    pub(crate) problem: Option<Problem>,
-}
-
-impl Again {
-    pub(crate) fn of(fields: &Fields, problem: Problem) -> Self {
-        let why = fields.raw("why").unwrap_or_default().to_owned();
-        let ticked = fields.all("letter").map(str::to_owned).collect();
-        let payload = fields.raw("payload").map(str::to_owned);
-        Self { ticked, why, payload, problem: Some(problem) }
-    }
-
-    pub(crate) fn status(&self) -> StatusCode {
-        self.problem.as_ref().map_or(StatusCode::OK, |it| it.status)
-    }
 }
 
 pub(crate) async fn dead_letters(
@@ -249,7 +226,8 @@ pub(super) async fn list_page(
     let sources: Vec<Source<'_>> = match &*filter.source {
         "" => {
             let all = app.sources(Kind::Relay).chain(app.sources(Kind::Inbox));
-            all.filter(|it| !app.is_twin(it.key())).collect()
+            let has = |it: &Source<'_>| filter.consumer.is_empty() || it.kind() == Kind::Inbox;
+            all.filter(|it| !app.is_twin(it.key()) && has(it)).collect()
         }
         key => vec![app.source(key)?],
     };
@@ -262,6 +240,7 @@ pub(super) async fn list_page(
     let frame = Frame::new(app, visitor, Place::DeadLetters, "Dead letters");
     let mut shown = DeadLetters {
         queues: queues(app),
+        consumers: app.watch.see(Picture::consumers).into_iter().map(|it| it.name).collect(),
         frame,
         counts,
         total: 0,
@@ -365,19 +344,15 @@ impl DeadLetters {
     }
 }
 
-/// Every queue, with how many the poller counted.
+/// Every queue.
 fn queues(app: &App) -> Vec<QueueRow> {
     app.watch.see(|picture| {
         let relays = picture.relays.iter().map(|it| QueueRow {
             source: it.key.clone(),
             name: if picture.relays.len() == 1 { "outbox".into() } else { it.key.clone() },
-            total: it.books.letters.total,
         });
-        let inboxes = picture.databases().map(|it| QueueRow {
-            source: it.key.clone(),
-            name: it.key.clone(),
-            total: it.books.letters.total,
-        });
+        let inboxes =
+            picture.databases().map(|it| QueueRow { source: it.key.clone(), name: it.key.clone() });
         relays.chain(inboxes).collect()
     })
 }
@@ -417,7 +392,7 @@ async fn plan_page(
     let rate = filter.rate.trim().parse().ok().filter(|it| *it > 0).unwrap_or(RATE);
     let mut plan = plan::letters(verb, &letters, (filter.first(), Some(rate)), source.kind());
     if filter.consumer.is_empty() {
-        plan.lines.extend(app.watch.see(|it| whose(it, &filter.source)));
+        plan.lines.extend(whose(app, &source, visitor, &filter).await);
     }
     let fits = |it: &u32| u64::from(*it) < letters.total;
     let choices = [1, 10, 100, 1_000].into_iter().filter(fits).collect();
@@ -428,12 +403,28 @@ async fn plan_page(
 }
 
 /// Whose letters they are, where nobody said of which consumer they are to be.
-fn whose(picture: &Picture, source: &str) -> Option<String> {
-    let inbox = picture.inboxes.iter().find(|it| it.key == source)?;
-    match &*inbox.with_letters() {
+async fn whose(
+    app: &App,
+    source: &Source<'_>,
+    visitor: &Visitor,
+    filter: &Filter,
+) -> Option<String> {
+    let names: Vec<String> = app.watch.see(|picture| {
+        let inbox = picture.inboxes.iter().find(|it| it.key == source.key())?;
+        Some(inbox.with_letters().into_iter().map(str::to_owned).collect())
+    })?;
+    let each = join_all(names.iter().map(async |name| {
+        let of_one = Filter { consumer: name.clone(), ..filter.clone() };
+        let total = list(source, visitor, &of_one, 0).await.ok()?.total;
+        (total > 0).then_some((name, total))
+    }));
+    match &*each.await.into_iter().flatten().collect::<Vec<_>>() {
         [] => None,
-        [one] => Some(format!("They are of {one}.")),
-        some => Some(format!("They are of some of these: {}.", some.join(", "))),
+        [(one, _)] => Some(format!("They are of {one}.")),
+        some => {
+            let each = some.iter().map(|(name, total)| format!("{} of {name}", count(*total)));
+            Some(format!("They are {}.", each.collect::<Vec<_>>().join(", ")))
+        }
     }
 }
 
@@ -483,7 +474,7 @@ async fn begin_work(
     }
     let why = fields.get("why");
     if verb.is_final() && why.is_none() {
-        return Err(Problem::bad("what is for good needs a reason: say why"));
+        return Err(Problem::no_reason());
     }
     let body = with(change(why), "action", &verb.name());
     let body = with(with(body, "filter", &filter.body()), "rate", &fields.number("rate")?);
@@ -493,7 +484,7 @@ async fn begin_work(
     source.change::<Value>(visitor, Method::POST, &path, body).await?;
     let letters = counted(plan.total, "dead letter", "dead letters");
     let who = if source.kind() == Kind::Relay { "relay" } else { "inbox" };
-    Ok(format!("Asked of the {who}: {} {letters}.", verb.name()))
+    Ok(format!("The {who} begins to {} {letters}.", verb.name()))
 }
 
 #[cfg(test)]

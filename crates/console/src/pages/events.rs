@@ -1,5 +1,6 @@
 //! Finds an event.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use askama::Template;
@@ -116,6 +117,11 @@ impl EventRow {
     }
 }
 
+/// Of those that happened at one time the stream has the order.
+fn in_order(rows: &mut [EventRow]) {
+    rows.sort_by_key(|it| Reverse((it.event.occurred_at, it.event.stream_seq)));
+}
+
 #[derive(Template)]
 #[template(path = "events.html")]
 struct EventsPage {
@@ -154,6 +160,7 @@ pub(crate) async fn events(
         Ok(found) => {
             let of = |event| EventRow { event, source: search.source.clone() };
             rows = found.events.into_iter().map(of).collect();
+            in_order(&mut rows);
             next = found.next;
         }
         Err(error) => problem = Some(error),
@@ -181,6 +188,20 @@ mod tests {
         assert!(is_well("pending", 3, None) && is_well("published", 900, None));
         assert!(!is_well("pending", 900, None) && !is_well("dead", 3, None));
         assert!(!is_well("pending", 3, Some("too large")));
+    }
+
+    #[test]
+    fn events_of_one_time_are_in_the_order_of_the_stream() {
+        let row = |second: i64, stream_seq| {
+            let occurred_at = Timestamp::from_second(second).ok();
+            let event = FoundEvent { occurred_at, stream_seq, ..FoundEvent::default() };
+            EventRow { event, source: "relay".into() }
+        };
+        let all = [(7, Some(3303)), (7, Some(3304)), (9, None), (7, Some(3306)), (7, Some(3302))];
+        let mut rows = all.map(|(second, seq)| row(second, seq));
+        in_order(&mut rows);
+        let order = [None, Some(3306), Some(3304), Some(3303), Some(3302)];
+        assert_eq!(rows.map(|it| it.event.stream_seq), order);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use super::dead_letters::{Again, Filter, LetterRow, queue_of};
@@ -81,6 +81,14 @@ impl LetterPage {
         self.is_outbox && self.is_undecided() && self.frame.may_change
     }
 
+    /// What else of its aggregate is a dead letter, and what only waits behind one.
+    fn kin(&self) -> Vec<(&'static str, Vec<&LetterRow>)> {
+        let (wait, dead): (Vec<_>, Vec<_>) =
+            self.neighbours.iter().partition(|it| it.letter.blocked_by.is_some());
+        let all = [("Also dead of", dead), ("Waiting, of", wait)];
+        all.into_iter().filter(|(_, rows)| !rows.is_empty()).collect()
+    }
+
     fn is_undecided(&self) -> bool {
         self.detail.state == "dead"
     }
@@ -105,6 +113,16 @@ pub(crate) async fn letter_content(
     visitor.must_be_operator()?;
     let shown = (true, Again::default());
     show(&app, &visitor, (&source, &id), &Whose::of(&fields), shown).await
+}
+
+/// Where a form of it was refused, and the page is loaded again.
+pub(crate) async fn again(
+    State(app): State<Arc<App>>,
+    Path((source, id, _)): Path<(String, String, String)>,
+) -> Response {
+    let (source, id) = (escape(&source), escape(&id));
+    let path = format!("{}/dead-letters/{source}/{id}", app.settings.base_path);
+    Redirect::to(&path).into_response()
 }
 
 /// The page with a form of it that was not carried out.

@@ -22,6 +22,9 @@ use crate::visitor::Visitor;
 /// Letters that a form may select: those of a page.
 const SELECTED_MAX: usize = 50;
 
+/// Of them so many are named afterwards.
+const NAMED_MAX: usize = 5;
+
 /// Decides about one.
 pub(crate) async fn decide(
     State(app): State<Arc<App>>,
@@ -80,7 +83,7 @@ async fn decide_each(app: &App, visitor: &Visitor, fields: &Fields) -> Result<St
     }
     let why = fields.get("why");
     if verb.is_final() && why.is_none() {
-        return Err(refused(without_reason()));
+        return Err(refused(Problem::no_reason()));
     }
     let (mut said, mut failed, mut ticked) = ("", Vec::new(), Vec::new());
     for (letter, value) in selected.iter().zip(fields.all("letter")) {
@@ -94,15 +97,16 @@ async fn decide_each(app: &App, visitor: &Visitor, fields: &Fields) -> Result<St
     }
     let done = selected.len() - failed.len();
     if failed.is_empty() {
+        let ids: Vec<_> = selected.iter().map(|it| it.id).take(NAMED_MAX).collect();
+        if let ([id], 1) = (&*ids, done) {
+            return Ok(said_of(id, &format!("Event {id} is {said}."), None));
+        }
+        let more = if done > ids.len() { ", …" } else { "" };
         let letters = counted(done as u64, "dead letter is", "dead letters are");
-        return Ok(format!("{letters} {said}."));
+        return Ok(format!("{letters} {said}. {}{more}", ids.join(", ")));
     }
     let detail = format!("{done} of {} are done. {}", selected.len(), failed.join(". "));
     Err(Again { ticked, ..refused(Problem::new(StatusCode::CONFLICT, detail)) })
-}
-
-fn without_reason() -> Problem {
-    Problem::bad("what is for good needs a reason: say why")
 }
 
 /// Where the form was: the filter survives the action.
@@ -133,7 +137,7 @@ impl<'a> Selected<'a> {
         (why, payload, seen): (Option<&str>, Option<&str>, Option<&str>),
     ) -> Result<Kind, Problem> {
         if verb.is_final() && why.is_none() {
-            return Err(without_reason());
+            return Err(Problem::no_reason());
         }
         let source = app.source(self.source)?;
         let (queue, id) = (queue_of(source.kind()), escape(self.id));

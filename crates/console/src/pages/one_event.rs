@@ -6,7 +6,7 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::response::Response;
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -115,8 +115,14 @@ pub(super) async fn carry_out(
         Deed::Try => fields.get("why"),
     };
     let path = path_of(&name, which.event.trim(), deed);
-    app.source(&source)?.change::<Value>(visitor, Method::POST, &path, change(why)).await?;
+    let asked = app.source(&source)?;
+    let done = asked.change::<Value>(visitor, Method::POST, &path, change(why)).await;
     let said = match deed {
+        // It was handled meanwhile, or is a dead letter: the link says what.
+        Deed::Try if done.as_ref().is_err_and(|it| it.status == StatusCode::CONFLICT) => {
+            "There was nothing to try: the event does not wait any more."
+        }
+        _ if done.is_err() => return Err(done.err().unwrap_or_else(|| Problem::bad("refused"))),
         Deed::Mark => {
             "Marked: the event counts as processed, and later ones of its aggregate go on."
         }

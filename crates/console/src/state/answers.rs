@@ -205,6 +205,11 @@ pub(crate) struct Decision {
     pub(crate) consumer: Option<String>,
 }
 
+/// What was done, as people say it.
+pub(crate) fn in_words(action: &str) -> String {
+    action.replace("mark_", "mark as ").replace('_', " ")
+}
+
 /// The inbox writes the database's role before the name.
 pub(crate) fn person(actor: &str) -> &str {
     let inner = actor.strip_suffix(')').and_then(|it| it.split_once(" ("));

@@ -24,7 +24,8 @@ pub(crate) struct Scale {
 /// others would be a flat line. The top is a round number, of bytes if `base` is 2.
 pub(crate) fn scale(points: &[Option<f64>], least: f64, base: f64) -> Scale {
     let mut values: Vec<_> = points.iter().flatten().copied().filter(|it| *it > 0.0).collect();
-    let newest = points.last().copied().flatten().unwrap_or(0.0);
+    // While nobody answers, the last answer is the newest.
+    let newest = points.iter().rev().flatten().next().copied().unwrap_or(0.0);
     values.sort_by(f64::total_cmp);
     let most = values.last().copied().unwrap_or(0.0);
     let usual = values.get(values.len() * 9 / 10).copied().unwrap_or(most) * SPIKE / 2.0;
@@ -121,6 +122,9 @@ mod tests {
         assert_eq!(of(&points, 1.0, 10.0), (200.0, Some(12_400.0)), "the rest is no flat line");
         points.rotate_right(19);
         assert_eq!(of(&points, 1.0, 10.0).1, None, "what is so now is shown");
+        let mut away: Vec<_> = vec![Some(100.0); 40];
+        (away[37], away[38], away[39]) = (Some(12_400.0), None, None);
+        assert_eq!(scale(&away, 1.0, 10.0).peak, None, "what was so last is shown");
         points = vec![0.0; 40];
         points[20] = 12_400.0;
         assert_eq!(of(&points, 1.0, 10.0), (15_000.0, None), "there is nothing beside it");

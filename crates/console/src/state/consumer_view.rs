@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::answers::{Buckets, Consumer, ConsumerStatus, Counts, Failing, HeldUp, process};
-use super::figures::as_f64;
+use super::figures::{as_f64, counted};
 use super::history::{History, consumer_series};
 use super::source::{Inbox, Process};
 
@@ -111,6 +111,18 @@ impl ConsumerView {
                 _ if self.is_behind() => "behind",
                 _ => "working",
             },
+        }
+    }
+
+    /// The same, with what waits for an event that fails.
+    pub(crate) fn says(&self) -> String {
+        let held_up = self.failing().filter_map(|(_, it)| it).filter(|it| it.waiting > 0).count();
+        match (self.state(), held_up) {
+            ("working", 1..) => {
+                let held_up = counted(held_up as u64, "aggregate", "aggregates");
+                format!("working, {held_up} held up")
+            }
+            (state, _) => state.to_owned(),
         }
     }
 

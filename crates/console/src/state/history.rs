@@ -91,6 +91,11 @@ impl Ring {
         if is_kept { self.values[self.place(number)] } else { f32::NAN }
     }
 
+    fn most(&self, numbers: std::ops::Range<i64>) -> Option<f64> {
+        let known = numbers.map(|it| self.get(it)).filter(|it| !it.is_nan());
+        known.reduce(f32::max).map(f64::from)
+    }
+
     fn mean(&self, numbers: std::ops::Range<i64>) -> Option<f64> {
         let known = numbers.map(|it| self.get(it)).filter(|it| !it.is_nan());
         let (count, sum) = known.fold((0, 0.0), |(n, sum), it| (n + 1, sum + f64::from(it)));
@@ -119,8 +124,8 @@ impl History {
             series.seconds.set(second, value as f32);
         }
         let minute = second.div_euclid(60);
-        let mean = series.seconds.mean(minute * 60..second + 1);
-        series.minutes.set(minute, mean.unwrap_or(value) as f32);
+        let most = series.seconds.most(minute * 60..second + 1);
+        series.minutes.set(minute, most.unwrap_or(value) as f32);
     }
 
     /// What a figure was on average, between so many seconds ago and so many.
@@ -141,7 +146,8 @@ impl History {
         Window { reach, count: usize::try_from(count).unwrap_or(0), seconds }
     }
 
-    /// The points of a series, the oldest first.
+    /// The points of a series, the oldest first. Each is the highest of its time: a peak stays one,
+    /// however long ago.
     pub(crate) fn points(&self, name: &str, window: Window, now: Timestamp) -> Vec<Option<f64>> {
         let Window { reach, count, seconds } = window;
         let Some(series) = self.series.get(name) else { return vec![None; count] };
@@ -149,8 +155,8 @@ impl History {
         let end = now.as_second().div_euclid(seconds) + 1;
         let count = i64::try_from(count).unwrap_or(0);
         let point = |step: i64| match reach {
-            Reach::QuarterHour => series.seconds.mean(step * seconds..(step + 1) * seconds),
-            Reach::Day => series.minutes.mean(step * seconds / 60..(step + 1) * seconds / 60),
+            Reach::QuarterHour => series.seconds.most(step * seconds..(step + 1) * seconds),
+            Reach::Day => series.minutes.most(step * seconds / 60..(step + 1) * seconds / 60),
         };
         (end - count..end).map(point).collect()
     }
@@ -206,10 +212,25 @@ mod tests {
         history.note("rate", at(10_000), 5.0);
         history.note("rate", at(10_015), 7.0);
         let points = history.points("rate", five_seconds(), at(10_015));
-        assert_eq!(points[176..], [Some(6.6), Some(7.0), Some(7.0), Some(7.0)]);
+        assert_eq!(points[176..], [Some(7.0), Some(7.0), Some(7.0), Some(7.0)]);
         history.note("rate", at(10_100), 9.0);
         let points = history.points("rate", five_seconds(), at(10_100));
         assert_eq!(points[177..], [None, None, Some(9.0)]);
+    }
+
+    #[test]
+    fn a_peak_stays_as_high_as_it_was() {
+        let mut history = History::default();
+        (0..1_200).for_each(|it| history.note("rate", at(10_000 + it), 5.0));
+        history.note("rate", at(11_200), 1_002.0);
+        (1_201..1_204).for_each(|it| history.note("rate", at(10_000 + it), 5.0));
+        let most = |reach, second| {
+            let points = history.points("rate", history.window(reach, at(second)), at(second));
+            points.into_iter().flatten().reduce(f64::max)
+        };
+        for reach in [Reach::QuarterHour, Reach::Day] {
+            assert_eq!(most(reach, 11_203), Some(1_002.0), "{reach:?}");
+        }
     }
 
     #[test]

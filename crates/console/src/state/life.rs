@@ -6,6 +6,9 @@ use super::answers::{Decision, FailedAttempt, Letter, process};
 use super::figures::{counted, latency};
 use super::story_answers::{ConsumerStory, EventRecord, Story};
 
+/// PostgreSQL gives transactions greater numbers.
+const FROZEN: u64 = 2;
+
 /// How a step went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
@@ -76,7 +79,10 @@ pub(crate) fn life(story: &Story) -> Life {
 fn inserted(story: &Story, trunk: &mut Vec<Step>) {
     if let Some(row) = &story.row {
         let step = Step::new(Mark::Done, "inserted", time(row.occurred_at.as_deref()));
-        let transaction = row.transaction.as_ref().map(|it| format!("by transaction {it}"));
+        // Requeueing writes a number there that is older than all transactions.
+        let is_real = |it: &&String| it.parse().is_ok_and(|it: u64| it > FROZEN);
+        let transaction = row.transaction.as_ref().filter(is_real);
+        let transaction = transaction.map(|it| format!("by transaction {it}"));
         trunk.push(step.fact(transaction));
         if let Some(lsn) = &row.commit_lsn {
             let step = Step::new(Mark::Done, "committed", None);
@@ -122,8 +128,9 @@ fn stored(story: &Story, trunk: &mut Vec<Step>) {
     } else {
         let mark = if row.error.is_some() { Mark::Trouble } else { Mark::Open };
         let step = Step::new(mark, "not published yet", None).fact(row.error.clone());
-        let next = time(row.next_attempt_at.as_deref()).map(|it| format!("next attempt at {it}"));
-        trunk.push(step.fact(attempts(row.attempts)).fact(next));
+        trunk.push(step.fact(attempts(row.attempts)));
+        let next = time(row.next_attempt_at.as_deref());
+        trunk.extend(next.map(|it| Step::new(Mark::Open, "next attempt", Some(it))));
     }
 }
 
@@ -219,18 +226,33 @@ fn decided(
     steps
 }
 
-fn failed(it: &FailedAttempt) -> Step {
-    let step = Step::new(Mark::Trouble, format!("attempt {} failed", it.attempt), it.failed_at);
+/// Attempts begin anew with each requeue. One that was made among other events, and then alone, has
+/// its number twice.
+fn failed(story: &ConsumerStory, place: usize) -> Step {
+    let requeues = |it: &FailedAttempt| {
+        let requeues = story.decisions.iter().filter(|it| it.action == "requeue");
+        requeues.filter(|of| of.at < it.failed_at).count()
+    };
+    let it = &story.failed_attempts[place];
+    let number = |it: &FailedAttempt| (requeues(it), it.attempt);
+    let before = place.checked_sub(1).map(|before| number(&story.failed_attempts[before]));
+    let again = if before == Some(number(it)) { " again" } else { "" };
+    let since = if requeues(it) > 0 { " after the requeue" } else { "" };
+    let title = format!("attempt {}{since} failed{again}", it.attempt);
+    let step = Step::new(Mark::Trouble, title, it.failed_at);
     let took = Some(format!("took {}", it.took()));
     step.fact(Some(it.reason.clone())).fact(took).fact(it.by().map(|it| format!("by {it}")))
 }
 
 pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
-    let mut steps: Vec<_> = story.failed_attempts.iter().map(failed).collect();
+    let places = 0..story.failed_attempts.len();
+    let mut steps: Vec<_> = places.map(|place| failed(story, place)).collect();
     if let Some(record) = &story.record {
         steps.push(Step::new(Mark::Done, "received", record.received_at));
         let worker = record.worker.as_deref().map(|it| format!("by process {}", process(it)));
-        if record.claimed_at.is_some() {
+        // The attempts of a dead letter say it, and its last claim may be younger than the letter.
+        let is_told = record.status == "DEAD" && !story.failed_attempts.is_empty();
+        if record.claimed_at.is_some() && !is_told {
             let step = Step::new(Mark::Done, "claimed", record.claimed_at);
             steps.push(step.fact(attempts(record.attempts)).fact(worker));
         }
@@ -249,9 +271,11 @@ pub(crate) fn branch(name: &str, story: &ConsumerStory) -> Branch {
             }
             "DEAD" => {}
             "FAILED" => {
-                let next = record.next_attempt_at.map(|it| format!("next attempt at {it}"));
-                let step = Step::new(Mark::Trouble, "failed", None);
-                steps.push(step.fact(error).fact(next));
+                if story.failed_attempts.is_empty() {
+                    let step = Step::new(Mark::Trouble, "failed", record.claimed_at);
+                    steps.push(step.fact(error));
+                }
+                steps.push(Step::new(Mark::Open, "next attempt", record.next_attempt_at));
             }
             _ if has_failed(story, record) => {
                 steps.push(Step::new(Mark::Open, "waits for another attempt", None));
@@ -345,13 +369,34 @@ mod tests {
             "dead letter",
             "read by bob",
             "requeue by ada",
-            "attempt 1 failed",
-            "failed",
+            "attempt 1 after the requeue failed",
+            "next attempt",
         ];
         assert_eq!(titles(steps), expected);
         assert_eq!((&*steps[2].facts, steps[2].at), (&["503: down".to_owned()][..], steps[1].at));
         assert_eq!(steps[1].facts, ["503: down", "took 1.5 s", "by process 877"]);
-        assert_eq!(steps[6].facts, ["next attempt at 2026-11-26T16:49:10Z"]);
+        assert!(steps[6].at > steps[5].at && steps[6].facts.is_empty(), "{:?}", steps[6]);
+    }
+
+    #[test]
+    fn a_claim_is_not_behind_its_dead_letter_and_a_marker_is_no_transaction() {
+        let life = of(r#"{"row": {"status": "PENDING", "transaction": "2"},
+            "consumers": {"billing": {"record": {"status": "DEAD", "attempts": 1,
+                "received_at": "2026-11-26T16:48:10Z", "claimed_at": "2026-11-26T16:48:19Z"},
+            "failed_attempts": [
+                {"attempt": 1, "failed_at": "2026-11-26T16:48:11Z", "reason": "400"},
+                {"attempt": 1, "failed_at": "2026-11-26T16:48:12Z", "reason": "400"}],
+            "decisions": [{"action": "discard", "at": "2026-11-26T16:50:00Z",
+                "reason": "400"}]}}}"#);
+        assert!(life.trunk[0].facts.is_empty(), "{:?}", life.trunk);
+        let expected = [
+            "received",
+            "attempt 1 failed",
+            "attempt 1 failed again",
+            "dead letter",
+            "discard by ",
+        ];
+        assert_eq!(titles(&life.branches[0].steps), expected);
     }
 
     #[test]

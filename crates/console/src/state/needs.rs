@@ -397,7 +397,8 @@ fn of_consumer(it: &ConsumerView, picture: &Picture, now: Timestamp) -> Option<N
         "waiting" | "not ready" => Some(need(reason?).fact(waiting)),
         "working" => of_failing(it, now),
         "behind" => of_failing(it, now).or_else(|| {
-            let need = need(why_behind(it, picture, now)).fact(waiting).fact(oldest);
+            // How many wait, and since when, the table beside it has.
+            let need = need(why_behind(it, picture, now));
             Some(Need { weight: Weight::Late, ..need })
         }),
         _ => None,

@@ -79,6 +79,20 @@ async fn an_event_has_its_outcome_at_every_consumer_and_leads_to_its_letters() {
     assert!(page.contains("All events of"), "{page}");
 }
 
+#[tokio::test]
+async fn what_was_discarded_is_named_and_a_form_that_is_loaded_again_is_its_letter() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("operator").await.ok().expect("signed in");
+    let form = form_of(&stage.get("/dead-letters", &cookie).await.body);
+    let fields = format!("form={form}&action=discard&why=tests&letter=relay%20{ID}%20");
+    let answer = stage.send("POST", "/dead-letters/selected", &cookie, Some(&fields)).await;
+    let said = answer.headers[header::SET_COOKIE].to_str().expect("text");
+    assert!(said.contains(&escape(&format!("\n/events/{ID}"))), "{said}");
+    let letter = format!("/dead-letters/relay/{ID}");
+    let answer = stage.get(&format!("{letter}/requeue"), &cookie).await;
+    assert_eq!(answer.headers.get(header::LOCATION).expect("a place"), &*letter);
+}
+
 /// The upstream has a requeue under way that takes every letter.
 #[tokio::test]
 async fn what_is_requeued_already_is_shown_as_work() {

@@ -70,7 +70,10 @@ async fn answer(State(changes): State<Changes>, request: Request) -> Response {
         }
         let body = body.collect().await.expect("whole").to_bytes();
         let body = String::from_utf8(body.to_vec()).expect("text");
-        changes.lock().expect("no panic").push((format!("{} {path}", parts.method), body));
+        changes.lock().expect("no panic").push((format!("{} {path}", parts.method), body.clone()));
+        if body.contains("too late") {
+            return problem(StatusCode::CONFLICT, "GET /api/v1/consumers lists what waits");
+        }
         return r#"{"operation": 7}"#.into_response();
     }
     if path == "/api/v1/me" {
