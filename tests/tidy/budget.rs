@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18004),
     ("servers", 2414),
-    ("tailpost", 12745),
+    ("tailpost", 12747),
 ];
 
 /// Settings of the configuration file.

@@ -37,6 +37,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Router, middleware};
 
+pub use live::ClosesAt;
 pub use settings::{Credential, Kind, Proxy, Settings, Upstream};
 pub use visitor::Peer;
 

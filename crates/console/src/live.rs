@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::{Query, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::sse::{Event, Sse};
@@ -25,6 +26,10 @@ const AGE_MAX: Duration = Duration::from_secs(55);
 /// to answer, and proxies keep the connection.
 const SILENT_MAX: Duration = Duration::from_secs(3);
 
+/// When the connection of a request takes no more of them: a stream that went on would be cut off.
+#[derive(Debug, Clone, Copy)]
+pub struct ClosesAt(pub Instant);
+
 /// A stream that is open.
 struct Open {
     app: Arc<App>,
@@ -36,14 +41,20 @@ struct Open {
     _place: OwnedSemaphorePermit,
 }
 
-pub(crate) async fn live(State(app): State<Arc<App>>, Query(look): Query<Look>) -> Response {
+pub(crate) async fn live(
+    State(app): State<Arc<App>>,
+    Query(look): Query<Look>,
+    connection: Option<Extension<ClosesAt>>,
+) -> Response {
     let Some(place) = app.watch.stream() else {
         let detail = "too many pages are open";
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     };
     let mut rounds = app.watch.rounds();
     rounds.mark_changed();
-    let (sent, ends) = (Figures::default(), Instant::now() + AGE_MAX);
+    let by_itself = Instant::now() + AGE_MAX;
+    let ends = connection.map_or(by_itself, |Extension(ClosesAt(at))| by_itself.min(at));
+    let sent = Figures::default();
     let open = Open { app, rounds, reach: look.reach(), sent, ends, _place: place };
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), "no");
     let headers = [unbuffered, (header::CACHE_CONTROL, "no-store")];

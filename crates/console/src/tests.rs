@@ -4,6 +4,7 @@ mod decisions;
 mod upstream;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use http_body_util::BodyExt;
+use tokio::time::Instant;
 use tower::ServiceExt;
 
 use self::upstream::{Changes, open_upstream, upstream};
@@ -104,6 +106,24 @@ impl Stage {
             None => Err(answer),
         }
     }
+}
+
+/// One that went on would be cut off, and a browser calls that an error.
+#[tokio::test]
+async fn a_stream_ends_before_its_connection_does() {
+    let stage = stage(|_| {}).await;
+    let cookie = stage.sign_in("viewer").await.ok().expect("signed in");
+    let began = Instant::now();
+    let closes = crate::ClosesAt(began + Duration::from_secs(1));
+    let router = stage.router.clone().layer(axum::Extension(closes));
+    let request = Request::builder().uri("/live").header("host", "127.0.0.1");
+    let request = request.header("cookie", cookie).body(Body::empty()).expect("a request");
+    let response = router.oneshot(request).await.expect("an answer");
+    assert_eq!(response.status(), StatusCode::OK);
+    // By itself it would in a minute.
+    let whole = tokio::time::timeout(Duration::from_secs(40), response.into_body().collect()).await;
+    whole.expect("in time").expect("whole");
+    assert!(Instant::now() >= closes.0, "{:?}", began.elapsed());
 }
 
 /// What a form of this page has to send along.

@@ -130,7 +130,9 @@ async fn connection(
     stop: &CancellationToken,
 ) {
     let Ok(local) = stream.local_addr() else { return };
-    let service = TowerToHyperService::new(router.layer(Extension(Local(local))));
+    let router = router.layer(Extension(Local(local)));
+    let router = router.layer(Extension(console::ClosesAt(Instant::now() + age)));
+    let service = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head)
