@@ -298,7 +298,7 @@ mod long {
         assert_eq!(stage.env.query::<i64>(dead).await, 0);
         browser.press("ga").await;
         browser.wait_text("main", "a lost effect").await;
-        browser.wait_text("main", "mark processed").await;
+        browser.wait_text("main", "mark as processed").await;
     }
 
     /// Two people at one letter: the second decision is refused, and the page says what the first was.
