@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11309),
     ("lab", 6507),
-    ("operate", 13752),
+    ("operate", 13755),
     ("outbox", 2163),
     ("pgoutput", 481),
     ("relay", 18004),

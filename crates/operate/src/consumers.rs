@@ -148,25 +148,30 @@ pub fn active_at(info: &Info) -> Timestamp {
     // Before it has ever delivered anything: when it was made.
     let made = Some(info.created);
     let active = made.max(info.delivered.last_active).max(info.ack_floor.last_active);
-    let active = active.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
-    active.unwrap_or_else(Timestamp::now)
+    moment(active.map(|it| it.unix_timestamp_nanos()))
+}
+
+fn moment(nanoseconds: Option<i128>) -> Timestamp {
+    let at = nanoseconds.and_then(|it| Timestamp::from_nanosecond(it).ok());
+    at.unwrap_or_else(Timestamp::now)
+}
+
+fn ago(at: Timestamp) -> Duration {
+    Duration::try_from(Timestamp::now().duration_since(at)).unwrap_or_default()
 }
 
 /// For how long a durable consumer has taken no acknowledgement.
 #[must_use]
 pub fn acknowledged_ago(info: &Info) -> Duration {
     let last = Some(info.created).max(info.ack_floor.last_active);
-    let last = last.and_then(|it| Timestamp::from_nanosecond(it.unix_timestamp_nanos()).ok());
-    let ago = last.map(|it| Timestamp::now().duration_since(it));
-    ago.and_then(|it| Duration::try_from(it).ok()).unwrap_or_default()
+    ago(moment(last.map(|it| it.unix_timestamp_nanos())))
 }
 
 /// How many events wait of which none was delivered or acknowledged, and for how long, if that is
 /// longer than workers need to take over from each other.
 #[must_use]
 pub fn stalled(info: &Info, lease: Duration) -> Option<(u64, Duration)> {
-    let idle = Timestamp::now().duration_since(active_at(info));
-    let idle = Duration::try_from(idle).unwrap_or_default();
+    let idle = ago(active_at(info));
     let waits = info.num_pending + info.num_ack_pending as u64;
     (waits > 0 && idle >= 2 * lease).then_some((waits, idle))
 }

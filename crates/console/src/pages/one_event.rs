@@ -117,16 +117,16 @@ pub(super) async fn carry_out(
     let path = path_of(&name, which.event.trim(), deed);
     let asked = app.source(&source)?;
     let done = asked.change::<Value>(visitor, Method::POST, &path, change(why)).await;
-    let said = match deed {
+    let said = match (deed, done) {
         // It was handled meanwhile, or is a dead letter: the link says what.
-        Deed::Try if done.as_ref().is_err_and(|it| it.status == StatusCode::CONFLICT) => {
+        (Deed::Try, Err(problem)) if problem.status == StatusCode::CONFLICT => {
             "There was nothing to try: the event does not wait any more."
         }
-        _ if done.is_err() => return Err(done.err().unwrap_or_else(|| Problem::bad("refused"))),
-        Deed::Mark => {
+        (_, Err(problem)) => return Err(problem),
+        (Deed::Mark, Ok(_)) => {
             "Marked: the event counts as processed, and later ones of its aggregate go on."
         }
-        Deed::Try => "The event is tried now.",
+        (Deed::Try, Ok(_)) => "The event is tried now.",
     };
     let at = (deed == Deed::Try).then_some((&*source, &*name));
     let said = said_of(which.event.trim(), said, at);

@@ -1,5 +1,7 @@
 //! Who holds a lock that Tailpost waits for.
 
+use std::collections::BTreeSet;
+
 use tokio_postgres::Row;
 
 use crate::checks::{Judged, Remedy, error, ok, warning};
@@ -53,8 +55,7 @@ pub(super) fn locks(rows: &[Row]) -> Vec<Lock> {
 
 pub(super) fn judge_locks(found: &[Lock]) -> Judged {
     let evidence = found.iter().map(Lock::said).collect::<Vec<_>>().join(", ");
-    let mut pids: Vec<i32> = found.iter().filter_map(|it| it.pid).collect();
-    pids.dedup();
+    let pids: BTreeSet<i32> = found.iter().filter_map(|it| it.pid).collect();
     let end = |pid: i32| {
         Remedy::sql(format!("SELECT pg_terminate_backend({pid})"))
             .with_caution("look first what it does: its transaction is undone")
