@@ -67,8 +67,7 @@ async fn a_resync_does_not_forget_how_far_the_stream_had_got() {
     relay.wait_log("the stream does not answer").await;
     relay.kill9().await;
     drop(relay);
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
     env.to_nats().restore().await.expect("restore the network");
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
     let _relay = env.relay();

@@ -93,8 +93,7 @@ async fn loses_its_slot(mark: &str) {
     wait_published(&env, kept).await;
     env.wait_confirmed().await;
     relay.kill9().await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
     ids.clear();
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "1h");
     for _ in 0..2 {
@@ -134,8 +133,7 @@ async fn rows_whose_messages_were_purged_are_deleted_and_not_published_again() {
     env.wait_stored(10).await;
     env.wait_confirmed().await;
     relay.kill9().await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
     let _relay = env.relay();
     let rows = "SELECT count(*) FROM outbox_events";
@@ -223,8 +221,7 @@ async fn what_a_watermark_said_is_not_forgotten_in_a_copy_of_the_database() {
     let mut ids = env.insert_each(50).await;
     wait_published(&env, 50).await;
     stop(relay).await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
     ids.clear();
     ids.extend(env.insert_each(20).await);
     env.execute("UPDATE tailpost_state SET system_identifier = '7'").await;
@@ -384,8 +381,7 @@ mod long {
         relay.kill9().await;
         // The whole table is looked at from now on, and the stream says nothing of its rows.
         env.execute("DROP INDEX idx_outbox_txid").await;
-        env.removes_messages();
-        env.stream().await.purge().await.expect("purge the stream");
+        env.purge().await;
         ids.clear();
         let relay = env.relay();
         relay.wait_active().await;

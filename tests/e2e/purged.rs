@@ -126,7 +126,7 @@ async fn foreign_messages_that_are_purged_cost_no_event() {
             let stored = jetstream.publish("outbox.x.y", "test".into()).await;
             stored.expect("publish").await.expect("stored");
         }
-        env.stream().await.purge().await.expect("purge the stream");
+        env.purge().await;
         // What commits so much later than the place was written down is not counted.
         env.execute("SELECT pg_sleep(5.1)").await;
         env.insert_each(100).await;
@@ -154,7 +154,7 @@ async fn a_removed_message_whose_row_comes_again_is_stored_again() {
         let ids = env.insert(3).await;
         env.wait_marked().await;
         let removed = env.stored().await.into_iter().find(|it| it.id == ids[1]).expect("stored");
-        env.stream().await.delete_message(removed.sequence).await.expect("delete a message");
+        env.delete_message(removed.sequence).await;
         env.execute(&format!(
             "CREATE TABLE kept AS SELECT id, aggregate_type, aggregate_id, event_type, payload
                 FROM outbox_events WHERE id = '{0}';

@@ -101,8 +101,7 @@ async fn rows_whose_messages_were_purged_are_not_published_again() {
     env.wait_confirmed().await;
     relay.kill9().await;
     assert_eq!(env.unmarked().await, 10);
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
 
     env.set("TAILPOST_RELAY__MARK_INTERVAL", "50ms");
     let relay = env.relay();

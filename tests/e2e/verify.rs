@@ -120,7 +120,6 @@ pub(crate) async fn message_of(env: &TestEnv, id: Uuid) -> Stored {
 /// Removes the message of an event from the stream.
 pub(crate) async fn remove(env: &TestEnv, id: Uuid) -> Stored {
     let message = message_of(env, id).await;
-    env.removes_messages();
-    env.stream().await.delete_message(message.sequence).await.expect("delete a message");
+    env.delete_message(message.sequence).await;
     message
 }

@@ -73,6 +73,26 @@ impl<B: Broker> TestEnv<B> {
         stream
     }
 
+    /// Removes all messages: a relay may say, or not, that rows name some.
+    ///
+    /// # Panics
+    ///
+    /// When the broker refuses.
+    pub async fn purge(&self) {
+        self.removes_messages();
+        self.stream().await.purge().await.expect("purge the stream");
+    }
+
+    /// Removes a message, as [`TestEnv::purge`] does all.
+    ///
+    /// # Panics
+    ///
+    /// When the broker refuses, or does not have it.
+    pub async fn delete_message(&self, seq: u64) {
+        self.removes_messages();
+        self.stream().await.delete_message(seq).await.expect("delete a message");
+    }
+
     /// How many messages the stream holds.
     ///
     /// # Panics

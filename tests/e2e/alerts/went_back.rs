@@ -46,7 +46,7 @@ mod long {
 
         env.insert_each(5).await;
         env.ends_with(0, &["wait", "--all"]).await;
-        env.stream().await.purge().await.expect("purge");
+        env.purge().await;
         let inbox = env.spawn(&args);
         inbox.announce("left the stream unread");
         watch.prometheus.wait_firing(&FIRES[1..]).await;

@@ -44,8 +44,7 @@ async fn an_event_is_explained_from_its_row_to_its_effect() {
     assert!(told["row"].is_null(), "{told}");
     assert_eq!(told["message"]["seq"], 1, "{told}");
     assert!(text.contains("the outbox does not have it, or not any more"), "{text}");
-    let stream = env.stream().await;
-    stream.purge().await.expect("purge the stream");
+    env.purge().await;
     let (told, text) = explain(&env, id).await;
     assert!(told["message"].is_null(), "{told}");
     assert!(text.contains("stream OUTBOX has message 1 no more"), "{text}");

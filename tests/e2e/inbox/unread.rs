@@ -22,10 +22,6 @@ async fn change(inbox: &Inbox, set: impl Fn(&mut Config)) {
     inbox.jetstream.update_stream(&config).await.expect("change the stream");
 }
 
-async fn purge(inbox: &Inbox) {
-    inbox.env.stream().await.purge().await.expect("purge");
-}
-
 async fn set_up() -> Inbox {
     let inbox = Inbox::new().await;
     inbox.env.setup().await;
@@ -109,7 +105,7 @@ async fn what_a_purge_takes_is_told() {
     let (inbox, worker) = begun(set_up().await, "").await;
     worker.stop().await;
     inbox.publish_many(10, 20, &json!({})).await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     inbox.env.ends_with(4, &WAIT).await;
     let worker = inbox.worker();
     until(DEADLINE, "it is told", async || unread(&inbox.env).await.is_some()).await;
@@ -122,7 +118,7 @@ async fn what_a_purge_takes_is_told() {
     // It runs, and gets nothing: the broker says nothing to it.
     worker.pause();
     inbox.publish_many(30, 600, &json!({})).await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     worker.resume();
     until(DEADLINE, "it is told", async || unread(&inbox.env).await.is_some()).await;
     worker.stop().await;
@@ -139,7 +135,7 @@ async fn each_partition_tells_what_it_was_not_given() {
     worker.stop().await;
     inbox.wait_count("inbox_roles WHERE seen_to = 40", 4).await;
     inbox.publish_many(40, 40, &json!({})).await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     let _workers = [inbox.worker(), inbox.worker()];
     inbox.wait_count("inbox_roles WHERE unread > 0", 4).await;
     let told = unread(&inbox.env).await.expect("it is told");
@@ -177,7 +173,7 @@ async fn what_is_printed_brings_what_was_purged() {
     inbox.wait_exit(DEADLINE).await;
     env.insert(20).await;
     env.ends_with(0, &["wait", "--all"]).await;
-    env.stream().await.purge().await.expect("purge");
+    env.purge().await;
     let _inbox = run();
     until(DEADLINE, "it is told", async || unread(&env).await.is_some()).await;
     until(DEADLINE, "it is ready, and says so", async || {
@@ -212,7 +208,7 @@ async fn what_was_acknowledged_before_it_left_is_not_told() {
     inbox.wait_count("effects", 20).await;
     inbox.wait_acked().await;
     worker.kill9().await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     assert_silent(&inbox, 25).await;
 }
 
@@ -220,7 +216,7 @@ async fn what_was_acknowledged_before_it_left_is_not_told() {
 async fn what_left_before_the_consumer_was_there_is_not_told() {
     let inbox = set_up().await;
     inbox.publish_many(0, 20, &json!({})).await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     assert_silent(&inbox, 5).await;
 }
 
@@ -230,7 +226,7 @@ async fn events_of_others_are_not_told() {
     publish_others(&inbox, 20).await;
     wait_looked(&inbox, 30).await;
     worker.stop().await;
-    purge(&inbox).await;
+    inbox.env.purge().await;
     assert_silent(&inbox, 15).await;
 }
 

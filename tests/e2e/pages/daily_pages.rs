@@ -72,7 +72,7 @@ async fn what_somebody_broke_is_found_and_repaired(env: &TestEnv) {
     let all = commands(VERIFY, "verify");
     let [found, repair, again] = &all[5..] else { panic!("{} commands", all.len()) };
     found.play(env, &[]).await;
-    env.stream().await.delete_message(copy).await.expect("delete a message");
+    env.delete_message(copy).await;
     repair.play(env, &[]).await;
     for step in commands(VERIFY, "wait") {
         step.play(env, &[]).await;

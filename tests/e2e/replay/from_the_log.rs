@@ -36,8 +36,7 @@ async fn rows_that_are_gone_come_back_from_the_log() {
     env.wait_confirmed().await;
     let originals = env.stored().await;
     env.execute("DELETE FROM outbox_events").await;
-    env.removes_messages();
-    env.stream().await.purge().await.expect("purge the stream");
+    env.purge().await;
 
     let planned = replay(&env, 0, &["--from-lsn", &from, "--source", "wal"]).await;
     let sources = planned["plans"][0]["sources"].as_array().expect("a list");

@@ -81,8 +81,7 @@ mod long {
         env.finish(load).await;
         let all = in_commit_order(&env).await;
         let originals = env.stored().await;
-        env.removes_messages();
-        env.stream().await.purge().await.expect("purge the stream");
+        env.purge().await;
 
         let verified =
             |told: &str| -> serde_json::Value { serde_json::from_str(told).expect("JSON") };
