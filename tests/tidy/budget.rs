@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13755),
     ("outbox", 2163),
     ("pgoutput", 481),
-    ("relay", 18004),
+    ("relay", 18024),
     ("servers", 2414),
     ("tailpost", 12747),
 ];

@@ -27,6 +27,7 @@ impl Publishing {
         self.link.answered(self.now);
         if is_duplicate && entry.origin != Origin::Replay {
             let (epoch, id) = (self.link.epoch(), entry.outgoing.event.id);
+            self.refusals.seeks(index);
             return self.output.requests.push_back(Request::LookUp { epoch, index, seq, id });
         }
         self.is_stored(index, seq, is_duplicate);
@@ -53,6 +54,16 @@ impl Publishing {
             true => self.is_stored(index, seq, true),
             false => self.lacks_duplicate(index, seq),
         }
+    }
+
+    /// The stream has the message. What was sent since that was asked is for the broker to answer.
+    pub(super) fn found_late(&mut self, index: u64, seq: u64) {
+        match self.window.get(index).map(|it| it.stage) {
+            Some(Stage::Waiting) => {}
+            Some(Stage::Sent) if !self.link.is_up() => self.stream.given_up(),
+            Some(Stage::Sent | Stage::Deferred | Stage::Parking | Stage::Resolved) | None => return,
+        }
+        self.note_stored(index, Some(seq), true);
     }
 
     pub(super) fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {

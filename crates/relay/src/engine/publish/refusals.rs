@@ -1,7 +1,7 @@
 //! Refusals, which anybody who hears of a message can forge: one counts when the stream lacks the
 //! message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Publishing;
@@ -39,6 +39,9 @@ struct Refused {
 pub(super) struct Refusals {
     /// By the index of the message.
     said: BTreeMap<u64, Refused>,
+    /// Messages that are said to be there already, and are looked for: in keyed mode one that came
+    /// late may be before what is read of the stream.
+    sought: BTreeSet<u64>,
     /// How often a message of a batch was lacking since a batch was stored whole.
     without_batches: u32,
     strangers: u64,
@@ -53,6 +56,14 @@ impl Refusals {
     /// Answers that were not the stream's.
     pub(super) fn strangers(&self) -> u64 {
         self.strangers
+    }
+
+    pub(super) fn seeks(&mut self, index: u64) {
+        self.sought.insert(index);
+    }
+
+    pub(super) fn sought(&mut self, index: u64) {
+        self.sought.remove(&index);
     }
 
     pub(super) fn batch_stored(&mut self) {
@@ -153,12 +164,13 @@ impl Publishing {
             // Behind a message that the fence refuses all are lacking.
             let is_its_own = self.mode == Mode::Keyed || first == Some(index);
             let had_time = |at| it.lacked == 0 || self.now.saturating_sub(at) >= OTHER_ANSWER_MAX;
-            if it.said_at.take().is_some_and(had_time) && is_its_own {
+            let is_read = is_its_own && !self.refusals.sought.contains(&index);
+            if it.said_at.take().is_some_and(had_time) && is_read {
                 it.lacked += 1;
             }
             let why = why(&it.refusal).to_owned();
             match (&it.refusal, it.lacked) {
-                (_, 0) => {} // it was sent again, and not answered
+                (_, 0) => {} // it was sent again and not answered, or is looked for
                 (Refusal::ExpectedLastSequence, _) => continue,
                 (Refusal::Outage(_), _) => {
                     outage = Some(why);

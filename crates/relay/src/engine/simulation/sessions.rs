@@ -64,7 +64,8 @@ impl World {
         let dead = self.dead.keys().chain(&self.requeued).copied().collect();
         let is_left = matches!(self.ends.take(), Some(End::LeaveFence(_)));
         let mut faults = self.faults;
-        if is_left || self.refuses_batches {
+        // As `run.rs`: what needs the fence begins in it again.
+        if is_left && !self.faults.by_watermark || self.refuses_batches {
             (faults.mode, self.was_keyed) = (Mode::Keyed, true);
         }
         if self.awaits_slot {
@@ -114,6 +115,8 @@ impl World {
     fn stop(&mut self) {
         let (confirmed, place) =
             self.relay.engine.last_position(self.slot_confirmed).expect("a log");
+        self.stream_end = self.stream_end.max(self.publishing().last_seq());
+        self.note_event(self.relay.last_event);
         self.slot_confirmed = confirmed;
         self.written.note(place);
         self.written.end = confirmed;

@@ -82,6 +82,29 @@ fn a_message_that_is_said_to_be_stored_and_refused_is_sought_in_the_stream() {
     }
 }
 
+/// Seed 40034981: it was stored late, before what is read of the stream, and somebody says each time
+/// that the stream refuses it.
+#[test]
+fn a_message_that_is_said_to_be_there_is_looked_for_before_a_refusal_counts() {
+    let mut state = Publishing::new(Start { mode: Mode::Keyed, ..start(Tail::ending_at(5)) });
+    log(&mut state, 1);
+    let (index, seq) = (0, 3);
+    for _ in 0..3 {
+        assert_eq!(send_all(&mut state), 1);
+        let epoch = state.link.epoch();
+        state.heard(state.now, BrokerInput::Acked { epoch, index, seq, is_duplicate: true });
+        refuse(&mut state, index, Refusal::Configuration("so they say".into()));
+        state.tick(state.now + Duration::from_millis(100));
+        assert_eq!(reads_of_the_tail(&mut state), 1);
+        state.heard(state.now, BrokerInput::Tail(Tail::ending_at(5)));
+        let ends = std::iter::from_fn(|| state.next_request()).collect::<Vec<_>>();
+        assert!(!ends.iter().any(|it| matches!(it, Request::End(_))), "{ends:?}");
+    }
+    state.heard(state.now, BrokerInput::LinkLost);
+    state.heard(state.now, BrokerInput::LookedUp { epoch: 0, index, seq, is_there: true });
+    assert_eq!(resolved(&mut state), [3]);
+}
+
 #[test]
 fn what_is_refused_and_may_not_be_published_is_parked_once() {
     let mut start = start(Tail::ending_at(0));
