@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11309),
     ("lab", 6507),
-    ("operate", 13755),
+    ("operate", 13824),
     ("outbox", 2163),
     ("pgoutput", 481),
-    ("relay", 18024),
+    ("relay", 18027),
     ("servers", 2414),
-    ("tailpost", 12747),
+    ("tailpost", 12791),
 ];
 
 /// Settings of the configuration file.

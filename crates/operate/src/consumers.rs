@@ -4,6 +4,7 @@ mod controls;
 mod rewind_list;
 mod rewind_words;
 mod rewinder;
+mod stream_look;
 
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use uuid::Uuid;
 pub use self::controls::ControlAction;
 pub use self::rewind_list::Rewind;
 pub use self::rewinder::{RewindCounts, RewindPlan, RewindTarget, Rewinder};
+pub use self::stream_look::{StreamLook, look_at_stream};
 use crate::dead_letters::Actor;
 use crate::sql::records::{decide_letters, list_letters, look_up_records, query, select};
 

@@ -1,12 +1,13 @@
 //! A stream stores events under other subjects than those that the relay gives them.
 
 use async_nats::jetstream::stream::SubjectTransform;
-use lab::NatsOptions;
-use support::{DEADLINE, TestEnv, TestEnvOptions};
+use lab::{NatsOptions, Port};
+use support::{DEADLINE, SCRAPER, TestEnv, TestEnvOptions, until};
 
 use super::{check, edit};
 use crate::inbox::http::{configure, wait_processed};
 use crate::inbox::service::Service;
+use crate::inbox::shared_stuck::asked;
 use crate::replay::{ask, wait_done};
 
 async fn transform(env: &TestEnv) {
@@ -67,13 +68,17 @@ async fn a_replay_from_a_transformed_stream_has_the_subjects_of_the_events() {
     assert!(stored.iter().all(|it| it.subject == "kept.order.OrderPlaced"), "{stored:?}");
 }
 
+async fn mapped() -> TestEnv {
+    let config = vec!["mappings = { \"outbox.order.*\": \"outbox.other.{{wildcard(1)}}\" }".into()];
+    let nats = NatsOptions { config, ..NatsOptions::default() };
+    TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await
+}
+
 /// The account's mappings are seen by where the last message is.
 // proves: G-STREAM-1
 #[tokio::test(flavor = "multi_thread")]
 async fn an_accounts_mapping_is_seen_by_where_events_are() {
-    let config = vec!["mappings = { \"outbox.order.*\": \"outbox.other.{{wildcard(1)}}\" }".into()];
-    let nats = NatsOptions { config, ..NatsOptions::default() };
-    let env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    let env = mapped().await;
     env.setup().await;
     let relay = env.relay();
     env.insert_each(5).await;
@@ -88,4 +93,73 @@ async fn an_accounts_mapping_is_seen_by_where_events_are() {
     env.insert_each(1).await;
     env.wait_marked().await;
     assert!(relay.log().contains("outbox.other.OrderPlaced"), "{}", relay.log());
+}
+
+/// The broker has nothing pending for the consumer. What is told mends it.
+// proves: G-STREAM-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_whose_events_the_account_maps_to_other_subjects_is_named() {
+    const PASSED_BY: &str = "events pass it by: one is stored under outbox.other.OrderPlaced";
+    let api = Port::reserve().expect("a free port");
+    let mut env = mapped().await;
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &api.addr().to_string());
+    env.set("TAILPOST_ADMIN__TOKEN", SCRAPER);
+    env.set("TAILPOST_METRICS__INTERVAL", "300ms");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("tailpost.toml");
+    let of = |name: &str, subjects: &str| {
+        format!("[inbox.{name}]\nhandler = \"http://127.0.0.1:9/\"\nsubjects = [{subjects}]\n")
+    };
+    // Events of `rare` were never published, and none is mapped.
+    let rare = of("rare", "\"outbox.order.OrderRefunded\", \"outbox.bill.>\"");
+    let write = |subjects| {
+        let text = of("billing", subjects) + &rare;
+        std::fs::write(&file, text).expect("write the settings");
+    };
+    write("\"outbox.order.>\", \"outbox.bill.>\"");
+    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    env.setup().await;
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let args = service.args();
+    let run = || env.spawn(&args.each_ref().map(String::as_str));
+    let said = async || env.ends_with(0, &["status"]).await.0.matches(PASSED_BY).count();
+    let inbox = run();
+    until(DEADLINE, "it is ready", async || asked(&api, "/readyz").await.contains(" 200 ")).await;
+    assert_eq!(said().await, 0);
+    env.insert_each(20).await;
+    env.wait_marked().await;
+
+    let ready = async || asked(&api, "/readyz").await;
+    until(DEADLINE, "/readyz says it", async || ready().await.contains(PASSED_BY)).await;
+    assert_eq!(said().await, 1, "of the one that has such events");
+    let metric = r#"tailpost_inbox_unread{env="default",consumer="billing",durable="billing"} "#;
+    let metrics = async || asked(&api, "/metrics").await;
+    let found = metrics().await;
+    assert!(found.contains(&format!("{metric}16.0")), "{found}");
+    let found = check(&env, "inbox-subjects").await;
+    assert_eq!(found["severity"], "warning", "{found}");
+    inbox.sigterm();
+    inbox.wait_exit(DEADLINE).await;
+    let inbox = run();
+    until(DEADLINE, "the start says it", async || inbox.log().contains(PASSED_BY)).await;
+    inbox.sigterm();
+    inbox.wait_exit(DEADLINE).await;
+
+    // As it says.
+    write("\"outbox.other.>\", \"outbox.bill.>\"");
+    let _inbox = run();
+    until(DEADLINE, "it is for the other subjects", async || {
+        let info = env.stream().await.consumer_info("billing").await.expect("the consumer");
+        info.config.filter_subjects.contains(&"outbox.other.>".into())
+    })
+    .await;
+    let rewind = ["inbox", "rewind", "--consumer", "billing", "--to-sequence", "1"];
+    env.ends_with(0, &[&rewind[..], &["--execute", "--why", "a mapping"]].concat()).await;
+    wait_processed(&env, 20).await;
+    until(DEADLINE, "/readyz is silent", async || !ready().await.contains(PASSED_BY)).await;
+    assert_eq!(said().await, 0);
+    assert!(metrics().await.contains(&format!("{metric}0.0")), "{}", metrics().await);
+    assert_eq!(check(&env, "inbox-subjects").await["severity"], "ok");
 }

@@ -34,9 +34,9 @@ pub(crate) mod service;
 mod shared;
 mod shared_at_random;
 mod shared_handlers;
-mod shared_stuck;
+pub(crate) mod shared_stuck;
 mod silent;
-mod unread;
+pub(crate) mod unread;
 mod whole_way;
 
 use std::num::NonZeroU32;

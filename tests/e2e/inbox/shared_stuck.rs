@@ -11,7 +11,7 @@ use super::{TABLES, Worker};
 /// Of partition 1 of 4.
 const AGGREGATE: &str = "o-2";
 
-pub(super) async fn asked(api: &Port, path: &str) -> String {
+pub(crate) async fn asked(api: &Port, path: &str) -> String {
     let headers = format!("Host: {}\r\nAuthorization: Bearer {SCRAPER}", api.addr());
     let Ok(stream) = TcpStream::connect(api.addr()).await else { return String::new() };
     ask(stream, "GET", path, &headers, "").await.unwrap_or_default()

@@ -67,7 +67,7 @@ pub struct RewindPlan {
     pub stream_first_at: Timestamp,
     /// The last one.
     pub stream_last_sequence: u64,
-    /// The last message that was delivered to the consumer.
+    /// The last message that was delivered to the consumer, or passed it by.
     pub delivered_sequence: u64,
     /// Up to where the broker has every acknowledgement of the consumer's.
     pub acknowledged_sequence: u64,
@@ -186,7 +186,10 @@ impl Rewinder {
             all.push(found);
         }
         let worker_active = self.has_worker().await?;
-        let to = |it: &Info| it.delivered.stream_sequence;
+        let last = stream.cached_info().state.last_sequence;
+        // The broker does not tell of what it passed over: messages of other subjects.
+        let passed = |it: &Info| if it.num_pending == 0 { last } else { 0 };
+        let to = |it: &Info| it.delivered.stream_sequence.max(passed(it));
         let delivered = all.iter().map(to).max().unwrap_or(0);
         let (from, reaches_beyond_stream) = self.find_target(&stream, target, delivered).await?;
         let filters: Vec<_> = all.iter().flat_map(|it| filters_of(&it.config)).collect();
@@ -217,7 +220,7 @@ impl Rewinder {
             stream_created_at: durable_consumer::created(&stream),
             stream_first_sequence: first,
             stream_first_at: first_stored.map_or(from.at, |it| it.at),
-            stream_last_sequence: stream.cached_info().state.last_sequence,
+            stream_last_sequence: last,
             delivered_sequence: delivered,
             acknowledged_sequence: floors.min().unwrap_or(0),
             from_sequence: from.seq,

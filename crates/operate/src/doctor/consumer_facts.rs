@@ -7,7 +7,7 @@ use super::facts::{Known, Permissions, StreamFacts};
 use super::locks::Lock;
 use super::triggers::BeforeRows;
 use crate::checks::Skip;
-use crate::consumers::HeldPart;
+use crate::consumers::{HeldPart, StreamLook};
 
 /// The tables.
 #[derive(Debug, Clone)]
@@ -29,6 +29,7 @@ pub(super) struct ConsumerSeen {
     /// On them.
     pub(super) locks: Known<Vec<Lock>>,
     pub(super) stream: Known<Option<StreamFacts>>,
+    pub(super) look: Known<StreamLook>,
     pub(super) consumer: Known<Option<consumer::Info>>,
     /// Durable consumers of before it was divided otherwise.
     pub(super) left_over: Known<Vec<String>>,

@@ -4,6 +4,7 @@ use inbox::access::{Config, durable_consumer, silence};
 use inbox::retention_problem;
 use outbox::quote;
 use outbox::wire::subjects_overlap;
+use relay::access::stream_check::STORED_SUBJECTS;
 
 use super::consumer_facts::ConsumerSeen as Seen;
 use super::locks::judge_locks;
@@ -135,6 +136,10 @@ fn subjects(seen: &Seen) -> Judged {
     let never: Vec<&str> =
         seen.config.filter_subjects.iter().filter(never).map(String::as_str).collect();
     if never.is_empty() {
+        let look = seen.look.as_ref().map_err(Clone::clone)?;
+        if let Some(warned) = look.warnings.first().filter(|_| look.passed_by > 0) {
+            return warning(warned.clone(), [Remedy::advice(STORED_SUBJECTS)]);
+        }
         return ok(match seen.config.filter_subjects.as_slice() {
             [] => "all of the stream's".into(),
             subjects => subjects.join(", "),

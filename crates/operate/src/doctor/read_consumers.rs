@@ -17,7 +17,7 @@ use super::locks::{LOCKS, Lock, locks};
 use super::triggers::{BEFORE_ROWS, before_rows};
 use super::{consumer_rules, read_broker};
 use crate::checks::{Check, Scope, Skip};
-use crate::consumers::Consumers;
+use crate::consumers::{Consumers, StreamLook, look_at_stream};
 
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -54,6 +54,8 @@ pub struct Inspected<'a> {
     pub nats: Result<NatsClient, String>,
     /// The outbox, beside which the inbox's tables are.
     pub table: &'a Table,
+    /// Under which subjects a relay publishes.
+    pub relay: &'a relay::Config,
 }
 
 /// Looks at the tables and at these consumers, and judges what it finds. Every answer is bounded, and
@@ -63,7 +65,7 @@ pub async fn doctor_of_consumers(
     consumers: Vec<Builder>,
     scope: &Scope,
 ) -> Vec<Check> {
-    let Inspected { postgres, nats, table } = inspected;
+    let Inspected { postgres, nats, table, relay } = inspected;
     let (tables, locks) = match postgres {
         Ok(connection) => {
             let locks = bounded(read_locks(connection.client(), table.schema())).await;
@@ -76,8 +78,8 @@ pub async fn doctor_of_consumers(
         Err(why) => Err(Skip::because(why.clone())),
     };
     let parts = consumers.into_iter().flat_map(|it| it.into_config().parts());
-    let looks =
-        parts.map(|it| look(it, &nats, (tables.clone(), locks.clone(), permissions.clone())));
+    let of_all = || (tables.clone(), locks.clone(), permissions.clone());
+    let looks = parts.map(|it| look(it, (&nats, relay), of_all()));
     let all = futures_util::future::join_all(looks).await;
     let shared = all.first().into_iter();
     let shared = shared.flat_map(|seen| scope.checks(consumer_rules::TABLES, seen, None));
@@ -168,7 +170,7 @@ type OfAll = (Known<TableFacts>, Known<Vec<Lock>>, Known<Option<Permissions>>);
 
 async fn look(
     config: Config,
-    nats: &Result<NatsClient, String>,
+    (nats, relay): (&Result<NatsClient, String>, &relay::Config),
     (tables, locks, permissions): OfAll,
 ) -> ConsumerSeen {
     let nats = nats.as_ref().map_err(|why| Skip::because(why.clone()));
@@ -181,6 +183,13 @@ async fn look(
         (_, Ok(_)) => Ok(None),
         (_, Err(why)) => Err(why.clone()),
     };
+    let seen = match (&nats, &stream) {
+        (Ok(nats), Ok(Some(_))) => {
+            bounded(look_at_stream(relay, nats, &config.stream, &config.filter_subjects)).await
+        }
+        (_, Ok(_)) => Ok(StreamLook::default()),
+        (_, Err(why)) => Err(why.clone()),
+    };
     let left_over = match (&consumer, &nats) {
         // Once for all of its partitions. A user's rights name the durable consumers that there are.
         (Ok(Some(_)), Ok(nats)) if config.partition == 0 && was_divided(&config, &tables) => {
@@ -188,7 +197,7 @@ async fn look(
         }
         _ => Ok(Vec::new()),
     };
-    ConsumerSeen { config, tables, locks, stream, consumer, left_over, permissions }
+    ConsumerSeen { config, tables, locks, stream, look: seen, consumer, left_over, permissions }
 }
 
 /// Whether it has partitions, or roles say that it had.
@@ -212,7 +221,7 @@ async fn read_consumer(
     durable_consumer::find(&stream.map_err(Error::jetstream("look up the stream"))?, config).await
 }
 
-async fn bounded<T>(work: impl Future<Output = Result<T, Error>>) -> Known<T> {
+async fn bounded<T, E: std::error::Error>(work: impl Future<Output = Result<T, E>>) -> Known<T> {
     match timeout(ANSWER_MAX, work).await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => Err(Skip::because(describe(&error))),

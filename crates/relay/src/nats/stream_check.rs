@@ -10,7 +10,7 @@ use async_nats::jetstream::stream::{
 use bytes::Bytes;
 use outbox::wire;
 pub use outbox::wire::PARTITIONS;
-use outbox::wire::header;
+use outbox::wire::{StoredMessage, header};
 use servers::nats_version;
 use tracing::warn;
 
@@ -27,7 +27,11 @@ const BATCHES: &str = "batches";
 /// What a finding is about where events are stored under other subjects.
 const TRANSFORM: &str = "transform";
 
-const STORED_SUBJECTS: &str = "name the subjects under which events are stored in inbox.NAME.subjects, or remove what changes \
+/// The header of what a stream has from another one.
+const SOURCE: &str = "Nats-Stream-Source";
+
+/// What mends it where events are stored under other subjects.
+pub const STORED_SUBJECTS: &str = "name the subjects under which events are stored in inbox.NAME.subjects, or remove what changes \
      them";
 
 /// Something about a stream, with what mends it.
@@ -115,12 +119,7 @@ pub async fn mapped(
     }
     let answer = direct_get::read(client, &config.stream.name, last).await?;
     let Some(message) = answer.message()? else { return Ok(None) };
-    let headers = message.headers().to_text().unwrap_or_default();
-    let is_copy = headers.iter().any(|it| it.0 == header::REPLAY);
-    let Ok(event) = wire::parse_event(headers, Bytes::new()) else { return Ok(None) };
-    let stored = &*message.subject;
-    let wanted = config.routing().subject(&event).ok().filter(|it| it != stored && !is_copy);
-    Ok(wanted.map(|wanted| Finding {
+    Ok(displaced(config, &message).map(|(stored, wanted)| Finding {
         about: TRANSFORM,
         fatal: false,
         reason: format!(
@@ -129,6 +128,16 @@ pub async fn mapped(
         ),
         fix: STORED_SUBJECTS.into(),
     }))
+}
+
+/// Where an event is stored, and where the relay publishes such events, if that is another subject. What
+/// a replay or a source brought may be anywhere.
+pub fn displaced(config: &Config, message: &StoredMessage<'_>) -> Option<(String, String)> {
+    let headers = message.headers().to_text().unwrap_or_default();
+    let is_copy = headers.iter().any(|it| [header::REPLAY, SOURCE].contains(&it.0));
+    let event = wire::parse_event(headers, Bytes::new()).ok().filter(|_| !is_copy)?;
+    let wanted = config.routing().subject(&event).ok()?;
+    (wanted != message.subject).then(|| (message.subject.clone().into_owned(), wanted))
 }
 
 /// What fenced mode needs.

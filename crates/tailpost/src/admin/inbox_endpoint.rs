@@ -145,9 +145,12 @@ struct Consumer {
     breaker: BreakerState,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
-    /// Messages that left the stream unread: no other process would bring them.
+    /// Messages that it missed: no other process would bring them.
     #[serde(skip_serializing_if = "Option::is_none")]
     unread: Option<u64>,
+    /// What its stream keeps from it: neither would it give that to another process.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 impl Consumer {
@@ -162,7 +165,9 @@ impl Consumer {
         let reason = paused.map(str::to_owned).or(stalled);
         let unread =
             sample.and_then(|it| it.parts.iter().map(|it| it.unread).max()).filter(|it| *it > 0);
-        Self { ready: is_up || is_held, state: status.state, breaker, reason, unread }
+        let warnings = sample.filter(|_| details).map(|it| it.warnings.clone()).unwrap_or_default();
+        let (ready, state) = (is_up || is_held, status.state);
+        Self { ready, state, breaker, reason, unread, warnings }
     }
 }
 

@@ -11,7 +11,9 @@ mod retiring;
 pub(super) mod run;
 pub(super) mod sampler;
 
+use operate::consumers::look_at_stream;
 use operate::dead_letters::inbox_letters::DeadLetters;
+use tracing::warn;
 
 use crate::cli::InboxCommand;
 use crate::config::{Consumer, Settings};
@@ -49,6 +51,19 @@ pub(super) async fn check_retention(
         let max_age = Some(found.cached_info().config.max_age).filter(|it| !it.is_zero());
         if let Some(reason) = inbox::retention_problem(keep, &stream, max_age, settings.lease.0) {
             return Err(inbox::Error::Config { consumer: name, reason }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Says what streams keep from their consumers. A broker that does not answer is another's to report.
+async fn warn_of_streams(settings: &Settings, nats: &async_nats::Client) -> anyhow::Result<()> {
+    let Ok(relay) = settings.relay_config() else { return Ok(()) };
+    for consumer in settings.consumers()? {
+        let subjects = builder::subjects(&consumer);
+        let looked = look_at_stream(&relay, nats, &consumer.stream, &subjects).await;
+        for warning in looked.unwrap_or_default().warnings {
+            warn!(consumer = consumer.name, stream = consumer.stream, "{warning}");
         }
     }
     Ok(())

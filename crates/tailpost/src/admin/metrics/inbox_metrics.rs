@@ -90,7 +90,7 @@ pub(super) static PARTS: &[Metric<Part>] = table![
     Gauge("inbox_stalled_seconds",
         "Time without a delivery or an acknowledgement while there are events, or without a worker. By `durable`."):
         |it| Some(it.stalled.max(it.free).as_secs_f64()),
-    Gauge("inbox_unread", "Messages that left the stream unread, at most. By `durable`."):
+    Gauge("inbox_unread", "Messages that the consumer missed, at most. By `durable`."):
         |it| Some(it.unread as f64),
 ];
 

@@ -21,6 +21,8 @@ pub(crate) struct Sample {
     pub(crate) timeout: Duration,
     /// For how long an event has waited for an attempt of which no record says why.
     pub(crate) undone: Duration,
+    /// What its stream keeps from it, in words.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A durable consumer: the only one, or that of a partition.
@@ -36,7 +38,7 @@ pub(crate) struct Part {
     pub(crate) stalled: Duration,
     /// For how long no worker has had the partition.
     pub(crate) free: Duration,
-    /// Messages that left the stream unread, at most, and that nobody has settled.
+    /// Messages that left the stream unread, at most, and that nobody has settled; or that pass it by.
     pub(crate) unread: u64,
 }
 

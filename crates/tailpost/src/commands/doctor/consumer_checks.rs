@@ -39,7 +39,8 @@ pub(in crate::commands) async fn consumer_checks(
     };
     let nats = nats.ok().and_then(Result::ok).ok_or_else(|| "NATS cannot be asked".to_owned());
     let table = settings.table()?;
-    let inspected = Inspected { postgres, nats, table: &table };
+    let relay = settings.relay_config()?;
+    let inspected = Inspected { postgres, nats, table: &table, relay: &relay };
     let retention = settings.inbox_retention();
     let builders = configured.into_iter().map(|consumer| {
         let builder = builder(&consumer);

@@ -11,6 +11,12 @@ pub(in crate::commands) fn durables(consumer: &Consumer) -> Vec<String> {
     builder(consumer).into_config().parts().iter().map(inbox::access::Config::durable).collect()
 }
 
+/// The subjects that it is for; all if there are none.
+pub(in crate::commands) fn subjects(consumer: &Consumer) -> Vec<String> {
+    let parts = builder(consumer).into_config().parts();
+    parts.into_iter().flat_map(|it| it.filter_subjects).collect()
+}
+
 /// An inbox as the settings want it, without its connections.
 pub(in crate::commands) fn builder(consumer: &Consumer) -> Builder {
     let it = &consumer.settings;

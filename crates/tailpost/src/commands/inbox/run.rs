@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::answers;
-use super::builder::{builder, durables};
+use super::builder::{builder, durables, subjects};
 use super::handler::handler;
 use super::inbox_rewind;
 use super::retiring::Retiring;
@@ -75,6 +75,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         let Some((client, clients)) = connected else { return Ok(()) };
         // Before any of them deletes records: they share the tables.
         super::check_retention(settings, &client).await?;
+        super::warn_of_streams(settings, &client).await?;
         if let Some(samples) = samples {
             let sampler = sampler(settings, client, &parts, statuses)?;
             tokio::spawn(sampler.run(samples, stop.clone()));
@@ -130,6 +131,7 @@ fn sampler(
         name: it.name.clone(),
         durables: durables(it),
         stream: it.stream.clone(),
+        subjects: subjects(it),
         lease: it.settings.lease.0,
         timeout: it.settings.timeout.0,
     });
@@ -140,6 +142,7 @@ fn sampler(
         consumers: consumers.collect(),
         statuses,
         every: settings.metrics.interval.0,
+        relay: settings.relay_config().ok(),
     })
 }
 

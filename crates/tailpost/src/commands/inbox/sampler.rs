@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{Info, PullConsumer};
 use inbox::{Connection, State, Status, Summary, Upkept};
-use operate::consumers::{Backlog, Consumers, HeldPart, active_at};
+use operate::consumers::{Backlog, Consumers, HeldPart, active_at, look_at_stream};
 use servers::PostgresTarget;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -34,6 +34,7 @@ pub(in crate::commands) struct Sampled {
     /// The names of its durable consumers.
     pub(in crate::commands) durables: Vec<String>,
     pub(in crate::commands) stream: String,
+    pub(in crate::commands) subjects: Vec<String>,
     /// How soon a worker takes over from another one.
     pub(in crate::commands) lease: Duration,
     /// How long its handler may take.
@@ -48,6 +49,8 @@ pub(in crate::commands) struct Sampler {
     pub(in crate::commands) consumers: Vec<Sampled>,
     pub(in crate::commands) statuses: BTreeMap<String, watch::Receiver<Status>>,
     pub(in crate::commands) every: Duration,
+    /// Under which subjects a relay publishes, if the settings say it.
+    pub(in crate::commands) relay: Option<relay::Config>,
 }
 
 impl Sampler {
@@ -96,8 +99,15 @@ impl Sampler {
                 timeout(ASK_MAX, context.get_consumer_from_stream(durable, &it.stream))
             });
             let asked = futures_util::future::join_all(asked.collect::<Vec<_>>());
+            let relay = self.relay.as_ref();
+            let looked = relay.map(|of| look_at_stream(of, &self.nats, &it.stream, &it.subjects));
             let held: Vec<_> = held.iter().filter(|held| held.consumer == it.name).collect();
             async move {
+                // What is not seen now is at the next look.
+                let looked = match looked {
+                    Some(looked) => timeout(ASK_MAX, looked).await.ok().and_then(Result::ok),
+                    None => None,
+                };
                 // Of some of them nobody knows how much is pending in all.
                 let infos = asked.await.into_iter().map(|it| {
                     let consumer: Option<PullConsumer> = it.ok().and_then(Result::ok);
@@ -115,14 +125,16 @@ impl Sampler {
                     timeout: *timeout,
                     ..Sample::default()
                 };
-                (name.clone(), sample, infos, held)
+                (name.clone(), sample, infos, held, looked.unwrap_or_default())
             }
         });
         let (mut consumers, now) = (BTreeMap::new(), Instant::now());
-        for (name, mut sample, infos, held) in futures_util::future::join_all(asked).await {
+        for (name, mut sample, infos, held, looked) in futures_util::future::join_all(asked).await {
             let status = self.statuses.get(&name).map(|it| it.borrow().clone()).unwrap_or_default();
             let seen = (&status, &*infos, &*held);
             sample.parts = self.parts(&name, seen, places, now);
+            sample.parts.iter_mut().for_each(|it| it.unread = it.unread.max(looked.passed_by));
+            sample.warnings = looked.warnings;
             let place = places.entry(name.clone()).or_default();
             sample.undone = place.undone(&status, &sample.backlog, now);
             consumers.insert(name, sample);

@@ -112,11 +112,13 @@ async fn serve_inbox(
             name: name.clone(),
             durables: vec![name.clone()],
             stream: running.stream.clone(),
+            subjects: Vec::new(),
             lease: Duration::from_secs(30),
             timeout: Duration::from_secs(1),
         }],
         statuses: statuses.clone(),
         every: SAMPLE_EVERY,
+        relay: None,
     };
     tokio::spawn(sampler.run(samples, stop.clone()));
     let waiting = Arc::new(BTreeMap::from([(name, Waiting::default())]));

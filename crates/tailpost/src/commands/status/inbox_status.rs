@@ -33,6 +33,9 @@ pub(super) struct ConsumerReport {
     /// the worker knows no reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unrecorded_seconds: Option<u64>,
+    /// What its stream keeps from it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) warnings: Vec<String>,
     #[serde(flatten)]
     pub(super) backlog: Backlog,
 }
@@ -47,8 +50,8 @@ pub(super) struct Stalled {
     seconds: u64,
 }
 
-/// A consumer's durable consumers, and how soon a worker takes over from another one.
-type Parts = (Vec<String>, Duration);
+/// A consumer's durable consumers, how soon a worker takes over from another one, and its subjects.
+type Parts = (Vec<String>, Duration, Vec<String>);
 
 /// What there is of the inbox.
 #[derive(Debug, Default)]
@@ -96,7 +99,7 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
             let of = all.iter().enumerate().filter(|(it, _)| !attended.contains(it));
             report.unattended = of.map(|(_, it)| it.clone()).collect();
         }
-        durables.insert(consumer.name.clone(), (all, lease));
+        durables.insert(consumer.name.clone(), (all, lease, builder::subjects(&consumer)));
         reports.insert(consumer.name, report);
     }
     let mut of = |name: &str, set: &dyn Fn(&mut ConsumerReport)| {
@@ -133,11 +136,13 @@ async fn ask_broker(
             return Ok(());
         }
     };
-    let context = servers::jetstream_of(&client);
+    let (context, relay) = (servers::jetstream_of(&client), settings.relay_config()?);
     for report in reports {
-        let unknown = (vec![report.name.clone()], Duration::MAX / 2);
+        let unknown = (vec![report.name.clone()], Duration::MAX / 2, Vec::new());
         let (mut pending, mut unacknowledged, mut unrecorded) = (Some(0), Some(0), None);
-        let (all, lease) = durables.get(&report.name).unwrap_or(&unknown);
+        let (all, lease, subjects) = durables.get(&report.name).unwrap_or(&unknown);
+        let looked = consumers::look_at_stream(&relay, &client, &report.stream, subjects).await;
+        report.warnings = looked.unwrap_or_default().warnings;
         for durable in all {
             let found = context.get_consumer_from_stream(durable, &report.stream).await;
             let found: Option<jetstream::consumer::PullConsumer> = found.ok();
@@ -191,6 +196,9 @@ impl Lines {
             self.add("  went back", why);
         }
         self.add_some("  unread", worker.as_ref().and_then(|it| it.unread.as_ref()));
+        for warning in &consumer.warnings {
+            self.add("  warning", warning);
+        }
         if !consumer.unattended.is_empty() {
             self.add("  no worker", format_args!("has {}", consumer.unattended.join(", ")));
         }
