@@ -10,7 +10,7 @@ pub use crate::nats::stream_range::{self, StoredAt};
 pub use crate::postgres::attended::{answered, answered_within};
 pub use crate::postgres::sql::claim::remembered;
 pub use crate::postgres::sql::rewind_records;
-pub use crate::postgres::sql::seen_stream::in_words as unread_in_words;
+pub use crate::postgres::sql::unread_words::in_words as unread_in_words;
 pub use crate::postgres::sql::{SAME, as_json, find_controls};
 pub use crate::postgres::store::MAKE_DURABLE;
 pub use crate::postgres::tables::{Partitions, Room, upkept};

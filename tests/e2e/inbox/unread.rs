@@ -7,8 +7,10 @@ use lab::Port;
 use outbox::Event;
 use serde_json::json;
 use support::{DEADLINE, SCRAPER, TestEnv, until};
+use tempfile::TempDir;
 
-use super::http::{configure, wait_processed};
+use super::database_gone_back::DatabaseCopy;
+use super::http::{configure, processed, wait_processed};
 use super::service::Service;
 use super::shared_stuck::asked;
 use super::{Inbox, Worker};
@@ -151,17 +153,23 @@ async fn each_partition_tells_what_it_was_not_given() {
     assert_eq!(unread(&inbox.env).await, None);
 }
 
-/// `/readyz` says so and stays green; what is printed brings them, and settles it.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_printed_brings_what_was_purged() {
+/// Servers, and where an inbox is to serve its API.
+pub(crate) async fn served() -> (TestEnv, Port, TempDir) {
     let api = Port::reserve().expect("a free port");
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_ADMIN__INBOX_LISTEN", &api.addr().to_string());
     env.set("TAILPOST_ADMIN__TOKEN", SCRAPER);
     env.set("TAILPOST_METRICS__INTERVAL", "300ms");
-    let _file = configure(&mut env);
+    let file = configure(&mut env);
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;
+    (env, api, file)
+}
+
+/// `/readyz` says so and stays green; what is printed brings them, and settles it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_printed_brings_what_was_purged() {
+    let (env, api, _file) = served().await;
     let _relay = env.relay();
     let service = Service::start().await;
     let args = service.args();
@@ -197,6 +205,61 @@ async fn what_is_printed_brings_what_was_purged() {
     env.ends_with(0, &["wait", "--all", "--processed-by", "billing", "--timeout", "5m"]).await;
     until(DEADLINE, "the metric ends", async || metric().await.contains(&format!("{written}0.0")))
         .await;
+}
+
+/// The database comes back as it was before the consumer's first session: nothing in it says whether it
+/// or another one had what is acknowledged.
+// proves: G-REWIND-7
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_acknowledged_and_was_never_recorded_is_told_and_what_is_printed_has_it_handled() {
+    let (mut env, api, _file) = served().await;
+    let copied = DatabaseCopy::take(&mut env).await;
+    let service = Service::start().await;
+    let args = service.args();
+    let args = args.each_ref().map(String::as_str);
+    let (relay, inbox) = (env.relay(), env.spawn(&args));
+    env.insert(10).await;
+    let wait = ["wait", "--all", "--processed-by", "billing", "--timeout", "5m"];
+    env.ends_with(0, &wait).await;
+    for process in [relay, inbox] {
+        process.sigterm();
+        assert!(process.wait_exit(DEADLINE).await.success(), "{}", process.log());
+    }
+    copied.put_back(&mut env).await;
+
+    for _ in 0..2 {
+        let inbox = env.spawn(&args);
+        until(DEADLINE, "/readyz says it", async || {
+            asked(&api, "/readyz").await.contains(r#""unread":10"#)
+        })
+        .await;
+        let metric = asked(&api, "/metrics").await;
+        let found = metric.lines().find(|it| it.starts_with("tailpost_inbox_unread{"));
+        assert!(found.is_some_and(|it| it.ends_with(" 10.0")), "{metric}");
+        env.ends_with(4, &wait).await;
+        inbox.sigterm();
+        inbox.wait_exit(DEADLINE).await;
+    }
+    let told = "SELECT count(*) FROM inbox_control_audit WHERE action = 'unread'";
+    assert_eq!(env.query::<i64>(told).await, 1);
+    assert_eq!((service.calls().len(), processed(&env).await), (10, 0));
+
+    let told = unread(&env).await.expect("it is told");
+    let expected = "up to 10 messages are acknowledged and have no record here";
+    assert!(told.starts_with(expected), "{told}");
+    let inbox = env.spawn(&args);
+    let command = told.split('`').nth(1).and_then(|it| it.strip_prefix("tailpost ")).expect("it");
+    let mut words: Vec<&str> = command.split(' ').collect();
+    words.extend(["--execute", "--why", "the database was restored"]);
+    env.ends_with(0, &words).await;
+    wait_processed(&env, 10).await;
+    assert_eq!(service.calls().len(), 20);
+    settle(&env, &told).await;
+    env.ends_with(0, &wait).await;
+    until(DEADLINE, "/readyz is silent", async || !asked(&api, "/readyz").await.contains("unread"))
+        .await;
+    inbox.sigterm();
+    inbox.wait_exit(DEADLINE).await;
 }
 
 /// They were acknowledged, which the row did not say any more when the worker was killed.

@@ -368,8 +368,8 @@ mod tests {
         let server: i64 = server.expect("it was started").get(0);
         let write = async |role: Uuid| {
             let created = None::<Timestamp>;
-            let parameters: [&(dyn ToSql + Sync); 7] =
-                [&"billing", &"OUTBOX", &created, &1_i64, &role, &server, &created];
+            let parameters: [&(dyn ToSql + Sync); 8] =
+                [&"billing", &"OUTBOX", &created, &1_i64, &role, &server, &created, &0_i64];
             store.client().execute(&sql, &parameters).await.expect("write how far it is")
         };
         assert_eq!((write(former).await, write(token).await), (0, 1));

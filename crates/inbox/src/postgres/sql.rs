@@ -14,6 +14,7 @@ pub mod rewind_records;
 pub(crate) mod seen_stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod unread_words;
 
 pub use self::control::find_controls;
 

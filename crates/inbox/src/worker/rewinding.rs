@@ -26,6 +26,7 @@ use crate::postgres::sql::rewind_records::{self, FOLLOWS};
 use crate::postgres::sqlstate::is_forbidden;
 use crate::rewind::RewindState;
 use crate::unhandled::Unhandled;
+use crate::worker::unread_look;
 use crate::worker::work::Context;
 
 /// How often to look for a request.
@@ -126,12 +127,12 @@ impl Rewinding {
         let _turn = pool.turns.searches.acquire().await;
         let store = pool.try_get().await?;
         let on = store.client();
-        let unhandled = match &found {
+        let (unhandled, is_unrecorded) = match &found {
             Some(found) => {
                 let known = Unhandled { on, nats, config, origin: &origin, found };
-                self.unhandled(&known, term).await?
+                Self::unhandled(&known, term).await?
             }
-            None => None,
+            None => (None, false),
         };
         self.level = unhandled.is_none().then_some(floor);
         if let Some(from) = unhandled {
@@ -150,7 +151,9 @@ impl Rewinding {
             return self.go_back(&origin, (from, given), why).await;
         }
         let stored_at = stored_message::at(nats, &config.stream, floor).await?;
-        let parameters: [&(dyn ToSql + Sync); 7] = [
+        let gone = stream.cached_info().state.first_sequence.saturating_sub(1);
+        let unrecorded = if is_unrecorded { floor.saturating_sub(gone) } else { 0 };
+        let parameters: [&(dyn ToSql + Sync); 8] = [
             &config.consumer,
             &origin.stream,
             &origin.created,
@@ -158,34 +161,31 @@ impl Rewinding {
             &term.token,
             &term.server,
             &stored_at,
+            &unrecorded.cast_signed(),
         ];
         let sql = handled_up_to::write_handled(&self.schema);
         let writing = on.query_opt(&sql, &parameters);
-        answered(LOOKING, writing).await?.ok_or(Error::LeaseLost)?;
+        let written = answered(LOOKING, writing).await?.ok_or(Error::LeaseLost)?;
         pool.put(store);
+        if is_unrecorded {
+            unread_look::tell(&self.context, written.get(0)).await;
+        }
         Ok(None)
     }
 
     /// What is acknowledged and the records know no end of. Where nobody has written down how far
-    /// everything was handled, what is acknowledged may have been handled elsewhere.
-    async fn unhandled(&self, known: &Unhandled<'_>, term: Term) -> Result<Option<u64>, Error> {
-        let (consumer, floor) = (&known.config.consumer, known.found.ack_floor.stream_sequence);
+    /// everything was handled, what is acknowledged may have been handled elsewhere: then whether the
+    /// last of it has no record.
+    async fn unhandled(known: &Unhandled<'_>, term: Term) -> Result<(Option<u64>, bool), Error> {
+        let floor = known.found.ack_floor.stream_sequence;
         if let Some(handled_to) = known.handled_to(Some(term.server)).await? {
             let delivered = known.found.delivered.stream_sequence;
             if handled_to < delivered && is_for_others(&known.found.config, known.config) {
-                return Ok(Some(handled_to + 1));
+                return Ok((Some(handled_to + 1), false));
             }
-            return known.first(handled_to).await;
+            return Ok((known.first(handled_to).await?, false));
         }
-        if known.first(floor.saturating_sub(1)).await?.is_some() {
-            warn!(
-                consumer,
-                floor,
-                "what is acknowledged has no record here: it was handled elsewhere, or is to be \
-                 handled by `tailpost inbox rewind`"
-            );
-        }
-        Ok(None)
+        Ok((None, known.first(floor.saturating_sub(1)).await?.is_some()))
     }
 
     /// Has the consumer go back by itself.

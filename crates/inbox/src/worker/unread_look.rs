@@ -8,13 +8,21 @@ use crate::Error;
 use crate::message::Origin;
 use crate::nats::durable_consumer;
 use crate::postgres::attended::{asked, looked};
-use crate::postgres::sql::seen_stream;
+use crate::postgres::sql::{seen_stream, unread_words};
 use crate::unhandled::Unhandled;
 use crate::unread::Seen;
 use crate::worker::acked_floor::Floor;
 use crate::worker::work::Context;
 
 const LOOKING: &str = "look what left the stream";
+
+/// Tells of messages that may never be handled, as the row does until that is settled.
+pub(super) async fn tell(Context { config, pool, .. }: &Context, why: &str) {
+    warn!(consumer = config.durable(), "{why}");
+    let sql = unread_words::note_unread(&config.quoted_schema());
+    // A worker may not be allowed to.
+    let _ = asked(pool, LOOKING, &sql, &[&config.consumer, &why]).await;
+}
 
 impl Floor<'_> {
     /// Looks, and tells what it found once. A session does so before anything is delivered, now and
@@ -65,10 +73,7 @@ impl Floor<'_> {
         self.seen = Some((Seen { to: to.max(at), given }, to));
         if let Some(row) = rows.first().filter(|it| it.get(1)) {
             let why: String = row.get(0);
-            warn!(consumer = config.durable(), missed, "{why}");
-            // The row has it, and a worker may not be allowed to.
-            let _ =
-                asked(pool, LOOKING, &seen_stream::note_unread(&schema), &[consumer, &why]).await;
+            tell(self.context, &why).await;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The statements on up to where everything is handled.
 
 use super::claim::remembered;
+use super::unread_words::{UNRECORDED, in_words};
 
 /// When the server was started, in microseconds since 1970: tells one that may lack what another one
 /// committed from that one.
@@ -24,13 +25,16 @@ pub(crate) fn find_handled(schema: &str) -> String {
 }
 
 /// Only for the worker that has the role by the token `$5`, which no other partition has, on the server
-/// `$6`. The message there was stored at `$7`.
+/// `$6`. The message there was stored at `$7`. Up to `$8` of those up to there have no record, and were
+/// acknowledged before anybody wrote that down. Says so in words.
 pub(crate) fn write_handled(schema: &str) -> String {
     format!(
         "UPDATE {schema}.inbox_roles
          SET handled_stream = $2, handled_created = $3, handled_to = $4, handled_stored_at = $7,
-             seen_to = CASE WHEN {THIS_STREAM} THEN seen_to END
-         WHERE consumer = $1 AND token = $5 AND {SERVER} = $6 RETURNING handled_to"
+             seen_to = CASE WHEN {THIS_STREAM} THEN seen_to END, unread = unread + $8::bigint,
+             unread_since = CASE WHEN $8::bigint > 0 THEN {UNRECORDED} ELSE unread_since END
+         WHERE consumer = $1 AND token = $5 AND {SERVER} = $6 RETURNING {}",
+        in_words(schema, "1")
     )
 }
 

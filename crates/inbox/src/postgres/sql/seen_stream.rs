@@ -1,6 +1,7 @@
 //! The statements on what left the stream unread.
 
 use super::handled_up_to::SERVER;
+use super::unread_words::in_words;
 
 /// What the worker with the role of `$1` by the token `$2` has seen of the stream: up to `$3`, after `$4`
 /// deliveries, with nothing that waits (`$5`), and that `$6` messages were missed. Says so in words, and
@@ -15,28 +16,5 @@ pub(crate) fn write_seen(schema: &str) -> String {
              AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
          RETURNING {}, $6::bigint > 0 AND unread = $6",
         in_words(schema, "1")
-    )
-}
-
-/// With those of `$2` that left the stream, as the audit keeps it.
-pub(crate) fn note_unread(schema: &str) -> String {
-    format!(
-        "INSERT INTO {schema}.inbox_control_audit (consumer, action, actor, via, why)
-         VALUES ($1, 'unread', session_user || ' (a worker)', 'inbox', $2)"
-    )
-}
-
-/// Of a row with `consumer`, `unread` and `unread_since`, of so many `parts`: what happened, and what is
-/// to be done. What is told later is not settled by it.
-#[must_use]
-pub fn in_words(schema: &str, parts: &str) -> String {
-    format!(
-        "'up to ' || unread || ' messages left the stream unread' || CASE WHEN {parts} > 1
-         THEN ' in each of ' || {parts} || ' partitions' ELSE '' END || ', some of which may be of '
-         'other subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
-         to_char(unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), '--all') ||
-         '` does. Once that is done: UPDATE {} SET unread = 0 WHERE consumer = ' ||
-         quote_literal(consumer) || ' AND unread <= ' || unread",
-        format!("{schema}.inbox_roles").replace('\'', "''")
     )
 }

@@ -94,8 +94,19 @@ FROM public.inbox_roles WHERE consumer = $1 AND partition = $4;
 -- write down what is handled
 UPDATE public.inbox_roles
 SET handled_stream = $2, handled_created = $3, handled_to = $4, handled_stored_at = $7,
-    seen_to = CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END
-WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $6 RETURNING handled_to;
+    seen_to = CASE WHEN handled_stream = $2 AND handled_created IS NOT DISTINCT FROM $3::timestamptz THEN seen_to END, unread = unread + $8::bigint,
+    unread_since = CASE WHEN $8::bigint > 0 THEN '-infinity'::timestamptz ELSE unread_since END
+WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $6 RETURNING 'up to ' || unread || ' messages ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
+'are acknowledged and have no record here' ELSE 'left the stream unread' END ||
+CASE WHEN 1 > 1 THEN ' in each of ' || 1 || ' partitions' ELSE '' END ||
+', some of which may be of other subjects. ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
+'The database is of an earlier state, and `' || 'tailpost inbox rewind --to-sequence 1 '
+'--consumer ' || consumer || '` has those handled that the stream has; or they were '
+'handled elsewhere' ELSE
+'No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
+to_char(unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') ||
+'` does' END || '. Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' ||
+quote_literal(consumer) || ' AND unread <= ' || unread;
 
 -- first that is not handled
 SELECT min(i.seq)
@@ -122,11 +133,16 @@ UPDATE public.inbox_roles SET seen_to = $3, seen_given = $4,
     unread_since = CASE WHEN $6::bigint > 0 AND unread = 0 THEN seen_at ELSE unread_since END
 WHERE consumer = $1 AND token = $2 AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $7
     AND ($6::bigint > 0 OR (seen_to, seen_given) IS DISTINCT FROM ($3, $4))
-RETURNING 'up to ' || unread || ' messages left the stream unread' || CASE WHEN 1 > 1
-THEN ' in each of ' || 1 || ' partitions' ELSE '' END || ', some of which may be of '
-'other subjects. No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
+RETURNING 'up to ' || unread || ' messages ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
+'are acknowledged and have no record here' ELSE 'left the stream unread' END ||
+CASE WHEN 1 > 1 THEN ' in each of ' || 1 || ' partitions' ELSE '' END ||
+', some of which may be of other subjects. ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
+'The database is of an earlier state, and `' || 'tailpost inbox rewind --to-sequence 1 '
+'--consumer ' || consumer || '` has those handled that the stream has; or they were '
+'handled elsewhere' ELSE
+'No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
 to_char(unread_since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), '--all') ||
-'` does. Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' ||
+'` does' END || '. Once that is done: UPDATE public.inbox_roles SET unread = 0 WHERE consumer = ' ||
 quote_literal(consumer) || ' AND unread <= ' || unread, $6::bigint > 0 AND unread = $6;
 
 -- note what left the stream

@@ -17,7 +17,7 @@ fn statements_are_written_down() {
         ("first that is not handled", handled_up_to::first_unhandled(schema)),
         ("last in its place", handled_up_to::last_in_place(schema)),
         ("write down what was seen", seen_stream::write_seen(schema)),
-        ("note what left the stream", seen_stream::note_unread(schema)),
+        ("note what left the stream", unread_words::note_unread(schema)),
         ("record new events", claim::record_new_events(schema)),
         ("note outcomes", complete::note_outcomes(schema)),
         ("claim events", claim::claim_events(schema, UNRESOLVED)),

@@ -125,7 +125,8 @@ async fn records(
 async fn are_whole(records: &Rewinder) -> anyhow::Result<bool> {
     match records.unhandled().await {
         Ok((None, unread @ 1..)) => {
-            let problem = format!("up to {unread} messages left the stream unread");
+            let problem =
+                format!("up to {unread} messages left the stream unread, or have no record here");
             let hint = "`tailpost status` says how to bring them, once a worker has looked";
             Err(Refusal::conflict(problem).with_hint(hint).into())
         }
