@@ -10,10 +10,10 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11322),
     ("lab", 6507),
-    ("operate", 13824),
+    ("operate", 13828),
     ("outbox", 2163),
     ("pgoutput", 481),
-    ("relay", 18027),
+    ("relay", 18030),
     ("servers", 2414),
     ("tailpost", 12793),
 ];

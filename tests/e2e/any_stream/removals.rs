@@ -3,9 +3,12 @@
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::DiscardPolicy;
 use serde_json::Value;
-use support::{DEADLINE, TestEnv};
+use support::{DEADLINE, TestEnv, until};
 
 use super::{check, edit};
+use crate::inbox::service::Service;
+use crate::inbox::shared_stuck::asked;
+use crate::inbox::unread::served;
 
 /// `tailpost verify`: its exit code is checked.
 async fn verify(env: &TestEnv, code: i32) -> Value {
@@ -61,6 +64,26 @@ async fn a_limit_per_subject_is_named_and_so_is_what_it_removed() {
     assert_eq!(removed(&verify(&env, 0).await), 0);
     publish(&env, 20).await;
     assert_eq!(removed(&verify(&env, 1).await), 19);
+}
+
+/// What is printed ends it.
+// proves: G-STREAM-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_of_a_stream_with_a_limit_per_subject_is_told() {
+    let (env, api, _file) = served().await;
+    edit(&env, |it| it.max_messages_per_subject = 3).await;
+    let service = Service::start().await;
+    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    let told = "max_msgs_per_subject = 3: of each subject it removes older ones, read or not: nats \
+                stream edit OUTBOX --max-msgs-per-subject=-1";
+    let ready = async || asked(&api, "/readyz").await;
+    until(DEADLINE, "/readyz says it", async || ready().await.contains(told)).await;
+    assert!(inbox.log().contains(told), "{}", inbox.log());
+    let status = async || env.ends_with(0, &["status"]).await.0;
+    assert!(status().await.contains(&format!("\n  warning      {told}\n")), "{}", status().await);
+    edit(&env, |it| it.max_messages_per_subject = -1).await;
+    until(DEADLINE, "/readyz is silent", async || !ready().await.contains(told)).await;
+    assert!(!status().await.contains(told), "{}", status().await);
 }
 
 /// A stream without limits loses nothing by itself.

@@ -17,7 +17,7 @@ pub struct StreamLook {
     /// How many of the last messages are events that the consumer is for, under subjects that it is not
     /// for.
     pub passed_by: u64,
-    /// What an operator should know of these.
+    /// What an operator should know; of these first.
     pub warnings: Vec<String>,
 }
 
@@ -34,11 +34,15 @@ pub async fn look_at_stream(
     subjects: &[String],
 ) -> Result<StreamLook, Error> {
     let mut look = StreamLook::default();
+    let found = stream_check::look(nats, stream).await?;
+    let (settings, state) = (&found.cached_info().config, &found.cached_info().state);
+    let (_, is_limited, what, fix) = stream_check::per_subject(settings);
+    if is_limited && !stream_check::refuses_per_subject(settings) {
+        look.warnings.push(format!("{what}: {fix}"));
+    }
     if subjects.is_empty() {
         return Ok(look);
     }
-    let found = stream_check::look(nats, stream).await?;
-    let state = &found.cached_info().state;
     let first = state.first_sequence.max(state.last_sequence.saturating_sub(LAST - 1)).max(1);
     let reads = (first..=state.last_sequence).rev().map(|it| direct_get::read(nats, stream, it));
     let takes = |subject: &str| subjects.iter().any(|it| subject_matches(it, subject));
@@ -64,6 +68,6 @@ pub async fn look_at_stream(
              `tailpost inbox rewind` or `tailpost replay`"
         )
     });
-    look.warnings.extend(passed_by);
+    look.warnings.splice(..0, passed_by);
     Ok(look)
 }

@@ -167,7 +167,7 @@ fn batches(config: &Config, stream: &Stream, version: &str) -> Check {
 }
 
 /// What it is about, whether it applies, what it is, what mends it.
-type Check = (&'static str, bool, String, String);
+pub type Check = (&'static str, bool, String, String);
 
 /// What would lose, duplicate or reorder events.
 fn losses(config: &Config, stream: &Stream) -> [Check; 10] {
@@ -269,22 +269,12 @@ pub fn recorded_partitions(stream: &Stream) -> &str {
 fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
     let window = config.stream.duplicate_window;
     let has_limit = stream.max_bytes > 0 || stream.max_messages > 0;
-    let of_subject = stream.max_messages_per_subject;
-    let then = match refuses_per_subject(stream) {
-        true => "refuses more, and every later event waits",
-        false => "removes older ones, read or not",
-    };
     let transform = stream.subject_transform.as_ref();
     let (source, destination) =
         transform.map_or(("", ""), |it| (it.source.as_str(), it.destination.as_str()));
     let is_changed = |it: &String| source.is_empty() || wire::subjects_overlap(source, it);
     [
-        (
-            "per-subject",
-            of_subject > 0,
-            format!("max_msgs_per_subject = {of_subject}: of each subject it {then}"),
-            edit(config, "--max-msgs-per-subject=-1"),
-        ),
+        per_subject(stream),
         (
             "interest",
             stream.retention == RetentionPolicy::Interest,
@@ -321,6 +311,21 @@ fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
             edit(config, "--discard new"),
         ),
     ]
+}
+
+/// Whether each subject has a limit.
+pub fn per_subject(stream: &Stream) -> Check {
+    let limit = stream.max_messages_per_subject;
+    let then = match refuses_per_subject(stream) {
+        true => "refuses more, and every later event waits",
+        false => "removes older ones, read or not",
+    };
+    (
+        "per-subject",
+        limit > 0,
+        format!("max_msgs_per_subject = {limit}: of each subject it {then}"),
+        format!("nats stream edit {} --max-msgs-per-subject=-1", stream.name),
+    )
 }
 
 /// What the stream does at its limit per subject: remove what is old, or refuse what is new.
