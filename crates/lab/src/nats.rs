@@ -145,6 +145,19 @@ impl Nats {
         std::fs::rename(copied, self.store_dir()).context("put the copy back")
     }
 
+    /// Makes a consumer what the copy has of it, while the server does not run.
+    ///
+    /// # Errors
+    ///
+    /// When files cannot be moved.
+    pub fn put_consumer_back(&self, copied: &Path, stream: &str, consumer: &str) -> Result<()> {
+        let part = format!("jetstream/$G/streams/{stream}/obs/{consumer}");
+        let now = self.store_dir().join(&part);
+        std::fs::remove_dir_all(&now).context("remove the consumer")?;
+        std::fs::rename(copied.join(&part), now).context("put the copy back")?;
+        std::fs::remove_dir_all(copied).context("remove the copy")
+    }
+
     /// The server's URL.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port())

@@ -9,6 +9,7 @@ mod handler;
 mod history;
 mod hostile_input;
 mod locks;
+mod settings;
 mod silence;
 mod stopped;
 mod stream_changes;

@@ -44,6 +44,10 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (2, "stopped", |it| Box::pin(it.pause_postgres())),
     (7, "handler", |it| Box::pin(it.fail_handler())),
     (2, "history", |it| Box::pin(it.put_stream_back())),
+    (2, "history", |it| Box::pin(it.put_consumer_back())),
+    (2, "history", |it| Box::pin(it.put_inbox_back())),
+    (3, "settings", |it| Box::pin(it.set_postgres())),
+    (2, "settings", |it| Box::pin(it.set_broker())),
 ];
 
 /// What `--only` can name.
@@ -61,6 +65,7 @@ pub(in crate::chaos) const GENERATORS: &[&str] = &[
     "stopped",
     "handler",
     "history",
+    "settings",
 ];
 
 /// What a migration tool drops, and what a person does who looks after a table.
@@ -114,7 +119,7 @@ impl Soak {
         self.random.random_range(0..self.relays.len())
     }
 
-    async fn kill_relay(&mut self) -> Result<()> {
+    pub(super) async fn kill_relay(&mut self) -> Result<()> {
         let relay = self.any_relay();
         let relay = self.relays.remove(relay);
         let with_network = self.random.random_bool(0.3);
@@ -135,8 +140,10 @@ impl Soak {
     /// Somebody answers in the stream's place, while a relay may be killed.
     async fn strangers(&mut self) -> Result<()> {
         let (seed, pause) = (self.random.random(), self.up_to(4_000));
-        self.tell(&format!("a stranger answers for {pause:?}"));
-        let mut forger = Forger::new(seed, "OUTBOX", false);
+        // In fenced mode not even an answer that nobody can tell from the stream's costs an event.
+        let plausible = self.random.random_bool(0.5);
+        self.tell(&format!("a stranger answers for {pause:?}, plausible: {plausible}"));
+        let mut forger = Forger::new(seed, "OUTBOX", plausible);
         let client = self.lab.nats.client().await?;
         let forge = move |reply: &str| forger.forge(reply);
         let _stranger = Stranger::start(client, "outbox.>", forge).await?;
@@ -158,7 +165,7 @@ impl Soak {
         Ok(())
     }
 
-    async fn kill_inbox(&mut self) -> Result<()> {
+    pub(super) async fn kill_inbox(&mut self) -> Result<()> {
         let inbox = self.random.random_range(0..self.inboxes.len());
         let inbox = self.inboxes.remove(inbox);
         self.tell(&format!("kill {}", inbox.name()));

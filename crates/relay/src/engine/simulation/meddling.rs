@@ -19,15 +19,24 @@ impl World {
             2 => self.forgotten_position(),
             _ => self.slot_confirmed,
         };
-        let seen =
-            SlotSeen { is_pgoutput: true, confirmed: Some(confirmed), ..SlotSeen::default() };
-        let known = SlotKnown {
-            is_of_this_cluster: true,
-            is_trusted: true,
-            checkpoint: Some(self.written.end),
-            start_snapshot: Some(String::new()),
+        // PostgreSQL gave its log up, somebody made another one, a relay died while it made it, the
+        // cluster is a copy, the publication was changed, or there is none.
+        let mut is_off = || self.rng.random_bool(0.04);
+        let seen = SlotSeen {
+            is_pgoutput: true,
+            is_lost: is_off(),
+            is_replaced: is_off(),
+            confirmed: Some(confirmed).filter(|_| !is_off()),
+            ..SlotSeen::default()
         };
-        match SlotFound::of(Some(&seen), Some(&known)) {
+        let known = SlotKnown {
+            is_of_this_cluster: !is_off(),
+            is_trusted: !is_off(),
+            checkpoint: Some(self.written.end),
+            start_snapshot: Some(String::new()).filter(|_| !is_off()),
+        };
+        let is_there = !is_off();
+        match SlotFound::of(Some(&seen).filter(|_| is_there), Some(&known)) {
             SlotFound::Ours { confirmed, .. } => self.slot_confirmed = confirmed,
             SlotFound::Anew { .. } => {
                 self.finish_epoch();

@@ -207,6 +207,7 @@ fn a_stream_that_goes_back_beside_purges_late_rows_and_strangers_gets_its_end_ag
     let back = Faults { goes_back: true, ..CALM };
     run(Faults { hidden: true, ..back });
     run(Faults { purges: true, ..back });
+    run(Faults { meddled: true, ..back });
     run(Faults { foreign: Foreign::BetweenMessages, ..back });
     run(Faults { mode: Mode::Keyed, foreign: Foreign::Always, ..back });
     run(Faults { poison: true, blocking: true, ..back });
