@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lab::{Direction, PostgresOptions};
-use support::{DEADLINE, TestEnv, TestEnvOptions, until};
+use support::{DEADLINE, TestEnv, TestEnvOptions, assert_promise, until};
 
 // proves: G-TAKE-1
 #[tokio::test(flavor = "multi_thread")]
@@ -21,9 +21,7 @@ async fn a_standby_takes_over_from_a_killed_relay_within_a_second_or_two() {
     let (died, stored) = (Instant::now(), env.stored_count().await);
     let goes_on = async || env.stored_count().await > stored;
     until(DEADLINE, "the second relay publishes", goes_on).await;
-    eprintln!("taken over after {:?}", died.elapsed());
-    // A second or two; on a machine that does much else, more.
-    assert!(died.elapsed() < Duration::from_secs(10), "it took {:?}", died.elapsed());
+    assert_promise(Duration::from_secs(4), died.elapsed());
     load.wait_committed(200).await;
     env.finish(load).await;
 }
@@ -207,8 +205,7 @@ mod long {
         env.to_nats().blackhole(Direction::Both);
         let died = Instant::now();
         second.wait_active().await;
-        eprintln!("taken over after {:?}", died.elapsed());
-        assert!(died.elapsed() < Duration::from_secs(8), "it took {:?}", died.elapsed());
+        assert_promise(Duration::from_secs(8), died.elapsed());
         load.wait_committed(300).await;
         env.to_postgres().restore().await.unwrap();
         env.to_nats().restore().await.unwrap();

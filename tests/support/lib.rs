@@ -33,4 +33,4 @@ pub use process::{Relay, binary};
 pub use prometheus::{Prometheus, SCRAPER, promtool};
 pub use stream::Stored;
 pub use test_env::{TestEnv, TestEnvOptions};
-pub use wait::{DEADLINE, until, until_counted};
+pub use wait::{DEADLINE, assert_promise, until, until_counted};

@@ -44,3 +44,14 @@ pub async fn until(deadline: Duration, what: &str, mut holds: impl AsyncFnMut() 
         pauses.pass().await;
     }
 }
+
+/// Asserts that what is promised within a time took no more than three times as long: a machine that
+/// does much else is slow, and what breaks the promise waits for minutes.
+///
+/// # Panics
+///
+/// When it took longer.
+pub fn assert_promise(within: Duration, took: Duration) {
+    eprintln!("promised within {within:?}, and it took {took:?}");
+    assert!(took < 3 * within, "promised within {within:?}, and it took {took:?}");
+}
