@@ -178,16 +178,14 @@ impl Publishing {
             BrokerInput::Refused { epoch, index, refusal } if self.link.counts(epoch) => {
                 self.refused(index, refusal);
             }
-            BrokerInput::LookedUp { epoch, index, seq, is_there } => {
+            BrokerInput::LookedUp { epoch, index, seq, is_there } if self.link.counts(epoch) => {
                 self.refusals.sought(index);
-                match self.link.counts(epoch) {
-                    true => self.looked_up(index, seq, is_there),
-                    false if is_there => self.found_late(index, seq),
-                    false => {}
-                }
+                self.looked_up(index, seq, is_there);
             }
-            // Of a period that is over.
-            BrokerInput::Acked { .. } | BrokerInput::Refused { .. } => {}
+            // Of a period that is over: the stream may have lost it since.
+            BrokerInput::Acked { .. }
+            | BrokerInput::LookedUp { .. }
+            | BrokerInput::Refused { .. } => {}
             BrokerInput::Stored { batch, count } => self.stored(batch, count),
             BrokerInput::Ended { batch, count, seq } => self.ended(batch, count, seq),
             BrokerInput::Broken { batch, number, refusal } => self.broken(batch, number, refusal),

@@ -56,16 +56,6 @@ impl Publishing {
         }
     }
 
-    /// The stream has the message. What was sent since that was asked is for the broker to answer.
-    pub(super) fn found_late(&mut self, index: u64, seq: u64) {
-        match self.window.get(index).map(|it| it.stage) {
-            Some(Stage::Waiting) => {}
-            Some(Stage::Sent) if !self.link.is_up() => self.stream.given_up(),
-            Some(Stage::Sent | Stage::Deferred | Stage::Parking | Stage::Resolved) | None => return,
-        }
-        self.note_stored(index, Some(seq), true);
-    }
-
     pub(super) fn note_stored(&mut self, index: u64, seq: Option<u64>, found: bool) {
         self.not_refused(index, found);
         let Some(entry) = self.window.get(index) else { return };

@@ -39,8 +39,8 @@ struct Refused {
 pub(super) struct Refusals {
     /// By the index of the message.
     said: BTreeMap<u64, Refused>,
-    /// Messages that are said to be there already, and are looked for: in keyed mode one that came
-    /// late may be before what is read of the stream.
+    /// Messages that were said to be there already since the stream was read, and are looked for: in
+    /// keyed mode one that came late may be before what is read of it next.
     sought: BTreeSet<u64>,
     /// How often a message of a batch was lacking since a batch was stored whole.
     without_batches: u32,
@@ -154,6 +154,7 @@ impl Publishing {
     /// The stream was read: what is refused, and was not found there, is refused.
     pub(super) fn judge_refusals(&mut self, refuses_batches: bool) {
         let (mut outage, mut is_batch) = (None, false);
+        let sought = std::mem::take(&mut self.refusals.sought);
         let mut unresolved = self.window.iter_unresolved();
         let first = unresolved.find(|(_, it)| it.stage == Stage::Waiting).map(|(index, _)| index);
         drop(unresolved);
@@ -164,7 +165,7 @@ impl Publishing {
             // Behind a message that the fence refuses all are lacking.
             let is_its_own = self.mode == Mode::Keyed || first == Some(index);
             let had_time = |at| it.lacked == 0 || self.now.saturating_sub(at) >= OTHER_ANSWER_MAX;
-            let is_read = is_its_own && !self.refusals.sought.contains(&index);
+            let is_read = is_its_own && !sought.contains(&index);
             if it.said_at.take().is_some_and(had_time) && is_read {
                 it.lacked += 1;
             }
