@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13828),
     ("outbox", 2163),
     ("pgoutput", 481),
-    ("relay", 18020),
+    ("relay", 18021),
     ("servers", 2414),
     ("tailpost", 12793),
 ];
