@@ -46,6 +46,8 @@ async fn failures_are_repeated_in_order_and_end_as_dead_letters() {
             .await;
         assert_eq!(records, dead, "{mode}");
         worker.stop().await;
+        let log = inbox.env.postgres.log();
+        assert!(!log.contains("no transaction in progress"), "each is ended once: {log}");
     }
 }
 

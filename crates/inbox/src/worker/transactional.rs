@@ -5,8 +5,11 @@
 //! whatever it was about goes carefully from then on: the start is written down, durably, and the
 //! event has a transaction for itself, which ends with the completion under the fencing token.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tokio_postgres::Transaction;
 
 use crate::engine::{Decision, Item, Path, Report, Trouble};
 use crate::message::{Message, MessageId};
@@ -145,14 +148,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 | Decision::Expire(_) => Shared::Undone(vec![item.id()]),
             });
         }
-        if notes.is_empty() {
-            // A transaction whose statement failed unnoticed is rolled back by COMMIT, which does
-            // not say so. This does.
-            answered(HANDLING, transaction.batch_execute("SELECT")).await?;
-        } else {
+        if !notes.is_empty() {
             answered(HANDLING, sql.note(&transaction, &notes)).await?;
         }
-        answered(HANDLING, transaction.commit()).await?;
+        answered(HANDLING, commit(transaction)).await?;
         let processed = Decision::Complete { outcome: None };
         attempts.into_iter().for_each(|it| it.end(&processed));
         Ok(Shared::Done)
@@ -266,6 +265,14 @@ impl<H: TransactionalHandler> InTransactions<H> {
         attempt.end(&decision);
         Ok(decision)
     }
+}
+
+/// Commits in one round trip, or fails if a statement did that nobody noticed: COMMIT would roll that
+/// back and not say so. What stands before it in the same text says so, and COMMIT is not reached.
+async fn commit(transaction: Transaction<'_>) -> Result<(), tokio_postgres::Error> {
+    transaction.batch_execute("SELECT; COMMIT").await?;
+    mem::forget(transaction); // It has ended; dropped, it would be rolled back once more.
+    Ok(())
 }
 
 fn again_later(item: &Item) -> Report {
