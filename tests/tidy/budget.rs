@@ -9,13 +9,13 @@ use super::{files, read, root};
 const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11327),
-    ("lab", 6627),
+    ("lab", 6628),
     ("operate", 13828),
     ("outbox", 2163),
     ("pgoutput", 481),
     ("relay", 18021),
     ("servers", 2414),
-    ("tailpost", 12793),
+    ("tailpost", 12796),
 ];
 
 /// Settings of the configuration file.

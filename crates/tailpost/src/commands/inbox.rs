@@ -13,6 +13,7 @@ pub(super) mod sampler;
 
 use operate::consumers::look_at_stream;
 use operate::dead_letters::inbox_letters::DeadLetters;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::cli::InboxCommand;
@@ -59,12 +60,14 @@ pub(super) async fn check_retention(
 /// Says what streams keep from their consumers. A broker that does not answer is another's to report.
 async fn warn_of_streams(settings: &Settings, nats: &async_nats::Client) -> anyhow::Result<()> {
     let Ok(relay) = settings.relay_config() else { return Ok(()) };
-    for consumer in settings.consumers()? {
+    let looks = settings.consumers()?.into_iter().map(async |consumer| {
         let subjects = builder::subjects(&consumer);
-        let looked = look_at_stream(&relay, nats, &consumer.stream, &subjects).await;
-        for warning in looked.unwrap_or_default().warnings {
+        let look = look_at_stream(&relay, nats, &consumer.stream, &subjects);
+        let Ok(Ok(looked)) = timeout(sampler::ASK_MAX, look).await else { return };
+        for warning in looked.warnings {
             warn!(consumer = consumer.name, stream = consumer.stream, "{warning}");
         }
-    }
+    });
+    futures_util::future::join_all(looks).await;
     Ok(())
 }

@@ -54,6 +54,8 @@ impl Soak {
     /// As from an earlier backup, effects included: the broker takes events for acknowledged of which
     /// nothing is known any more.
     pub(super) async fn put_inbox_back(&mut self) -> Result<()> {
+        // An inbox that begins needs an answer of NATS.
+        self.mend_network().await?;
         // Where none was written down a copy is of a database that is new to the consumer.
         let begun = "SELECT bool_and(handled_to IS NOT NULL) FROM inbox_roles";
         let lab = &self.lab;

@@ -22,7 +22,7 @@ const EVERY_MIN: Duration = Duration::from_millis(100);
 const COUNT_MAX: Duration = Duration::from_secs(5);
 
 /// How long the broker may take to tell of a durable consumer. They are all asked at once.
-const ASK_MAX: Duration = Duration::from_secs(2);
+pub(super) const ASK_MAX: Duration = Duration::from_secs(2);
 
 /// A pause is at least so many times as long as the look before it: counting is no one's main job.
 const REST_TIMES: u32 = 20;
