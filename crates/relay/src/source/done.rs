@@ -21,6 +21,8 @@ use crate::status::HistoryStatus;
 /// What a job brought: what came of an effect, with what it needs of the shell's.
 pub(crate) enum Done {
     Input(Input),
+    /// The same, and why not all could be done.
+    HeldUp(Input, String),
     /// Nothing comes of it.
     Nothing,
     Compared(HistoryStatus),
@@ -99,6 +101,10 @@ impl Source {
     ) -> Result<Option<Input>, Error> {
         Ok(Some(match done {
             Done::Input(input) => input,
+            Done::HeldUp(input, why) => {
+                reporter.trouble(why);
+                input
+            }
             Done::Nothing => return Ok(None),
             Done::Compared(found) => {
                 reporter.compared(found);

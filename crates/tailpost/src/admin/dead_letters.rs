@@ -62,6 +62,8 @@ impl AppState {
     pub(super) async fn count(&self) -> Option<(u64, f64)> {
         let mut counted = self.counted.lock().await;
         if counted.is_none_or(|(at, _)| at.elapsed() > COUNT_AGE) {
+            // Who scrapes may give up before that, and again.
+            *counted = Some((Instant::now(), None));
             let count = async {
                 let dead_letters = self.open().await.ok()?;
                 dead_letters.overview(&Filter::default(), None, 0).await.ok()

@@ -326,6 +326,7 @@ fn keep(source: &mut Source, done: Done) {
             keep(source, *done);
         }
         Done::Input(_)
+        | Done::HeldUp(..)
         | Done::Nothing
         | Done::Compared(_)
         | Done::Asked(_)

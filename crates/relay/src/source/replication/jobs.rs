@@ -87,7 +87,9 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
         let Some(held_up) = held_up else { return Ok(RowsInput::Parked(parked).into()) };
         warn!(error = held_up, events = left.len(), "cannot park, trying again");
         // Not those that were parked: an operator may requeue them meanwhile.
-        Ok(RowsInput::NotParked { parked, left: left.into() }.into())
+        let left = RowsInput::NotParked { parked, left: left.into() };
+        let why = format!("cannot park an event, `tailpost doctor` says who has a lock: {held_up}");
+        Ok(Done::HeldUp(left.into(), why))
     })
 }
 
