@@ -278,6 +278,60 @@ async fn events_without_a_row_that_a_stream_lost_are_counted() {
     drop(relay);
 }
 
+/// Of the remedies of `doctor`, the command and the statement.
+fn remedies(report: &str) -> (Vec<String>, String) {
+    let of = |shell: &str| {
+        let mut lines = report.lines().filter_map(|it| it.trim().strip_prefix(shell));
+        lines.next().unwrap_or_else(|| panic!("no {shell}: {report}")).to_owned()
+    };
+    let command = of("-> $ tailpost ");
+    let (args, why) = command.split_once(" '").expect("why");
+    let args = args.split(' ').chain([why.trim_end_matches('\'')]);
+    let statement = of("-> psql> ").trim_end_matches(';').to_owned();
+    (args.map(str::to_owned).collect(), statement)
+}
+
+/// Rows of lost messages are gone as well. What is printed then is run.
+// proves: G-LOSS-6, G-REPLAY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_row_tells_of_comes_from_the_kept_log_by_what_doctor_prints() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_REWIND__RETAIN", "64MiB");
+    env.set("TAILPOST_STREAM__DUPLICATE_WINDOW", "100ms");
+    env.setup().await;
+    let relay = env.relay();
+    relay.announce("the stream has lost acknowledged messages");
+    let kept = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tailpost_rewind'";
+    until(DEADLINE, "the log is kept", async || env.query::<i64>(kept).await == 1).await;
+    let mut ids = env.insert_each(10).await;
+    env.wait_marked().await;
+    let copy = StoreCopy::take(&mut env).await;
+    ids.extend(env.insert_each(10).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    env.execute("DELETE FROM outbox_events WHERE stream_seq > 15").await;
+    copy.put_back(&mut env).await;
+    is_noticed(&env, 5).await;
+    env.wait_marked().await;
+    let (status, _) = env.ends_with(0, &["status"]).await;
+    let (_, told) = status.split_once("no row tells of the other 5: `tailpost ").expect(&status);
+    let (report, _) = env.ends_with(1, &["doctor", "--only", "stream-end"]).await;
+    let (args, statement) = remedies(&report);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    assert!(args.join(" ").starts_with(told.split('`').next().expect("a command")), "{report}");
+    env.ends_with(0, &args).await;
+    let mut stored = env.stored_ids().await;
+    stored.sort_unstable();
+    stored.dedup();
+    ids.sort_unstable();
+    assert_eq!(stored, ids);
+    assert!(status.contains(&statement), "{status}");
+    env.execute(&statement).await;
+    env.ends_with(0, &["doctor", "--only", "stream-end"]).await;
+    let (status, _) = env.ends_with(0, &["status"]).await;
+    assert!(!status.contains("no row tells"), "{status}");
+}
+
 async fn readyz(admin: &Port) -> String {
     get(admin.addr(), "/readyz").await.unwrap_or_default()
 }

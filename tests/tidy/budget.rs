@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11327),
     ("lab", 6628),
-    ("operate", 13828),
+    ("operate", 13906),
     ("outbox", 2163),
     ("pgoutput", 481),
-    ("relay", 18021),
+    ("relay", 18031),
     ("servers", 2414),
-    ("tailpost", 12796),
+    ("tailpost", 12797),
 ];
 
 /// Settings of the configuration file.

@@ -36,6 +36,7 @@ use self::facts::{Contents, Facts, Failure, Known, OutboxTable, Role, Seen, Serv
 use self::facts::{no_nats, no_postgres};
 use self::locks::Lock;
 pub use self::read_consumers::{Inspected, doctor_of_consumers, exclusive_lock};
+use crate::LostReport;
 use crate::sql::Store;
 use relay::Error;
 use relay::access::{Connection, answered};
@@ -105,20 +106,21 @@ async fn read(config: &Config) -> Facts {
     let (database, (mut broker, streams)) =
         tokio::join!(Box::pin(read_database(config)), Box::pin(read_nats(config)));
     let (server, replication, rest) = database;
-    let Rest { role, locks, table, contents, shards: publications_and_slots } = rest;
+    let Rest { role, locks, table, contents, shards: of_database } = rest;
     let mut shards = Vec::new();
-    for ((publication, slot), (stream, overlaps, clock)) in
-        publications_and_slots.into_iter().zip(streams)
+    for ((publication, slot, lost), (stream, overlaps, clock)) in
+        of_database.into_iter().zip(streams)
     {
         if let Ok(broker) = &mut broker {
             broker.clock = broker.clock.or(clock);
         }
-        shards.push(Arc::new(ShardFacts { publication, slot, stream, overlaps }));
+        shards.push(Arc::new(ShardFacts { publication, slot, lost, stream, overlaps }));
     }
     Facts { server, role, locks, table, contents, replication, broker, shards }
 }
 
-type PublicationAndSlot = (Known<facts::Publication>, Known<Option<facts::SlotFacts>>);
+type OfShard =
+    (Known<facts::Publication>, Known<Option<facts::SlotFacts>>, Known<Option<LostReport>>);
 
 type Database = (Result<Server, Failure>, Known<Result<(), Failure>>, Rest);
 
@@ -128,7 +130,7 @@ struct Rest {
     locks: Known<Vec<Lock>>,
     table: Known<OutboxTable>,
     contents: Known<Contents>,
-    shards: Vec<PublicationAndSlot>,
+    shards: Vec<OfShard>,
 }
 
 impl Rest {
@@ -139,7 +141,10 @@ impl Rest {
             locks: Err(why.clone()),
             table: Err(why.clone()),
             contents: Err(why.clone()),
-            shards: shards.iter().map(|_| (Err(why.clone()), Err(why.clone()))).collect(),
+            shards: shards
+                .iter()
+                .map(|_| (Err(why.clone()), Err(why.clone()), Err(why.clone())))
+                .collect(),
         }
     }
 }
@@ -180,7 +185,8 @@ async fn read_rest(connection: &Connection, config: &Config) -> Rest {
     let mut shards = Vec::new();
     for config in config.each_shard() {
         let publication = read_shard::publication(connection, &config).await;
-        shards.push((publication, read_shard::slot(connection, &config).await));
+        let slot = read_shard::slot(connection, &config).await;
+        shards.push((publication, slot, read_shard::lost(connection, &config).await));
     }
     Rest { role, locks, table, contents, shards }
 }

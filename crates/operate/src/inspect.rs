@@ -3,7 +3,8 @@
 use jiff::{SignedDuration, Timestamp};
 use outbox::{DROPPED, wire};
 use relay::access::opening::SLOT_WAITS_FOR;
-use relay::access::{Backlog, COUNT_MAX, direct_get, standby_slots, stream_check};
+use relay::access::publication::{self, Standing};
+use relay::access::{Backlog, COUNT_MAX, Connection, direct_get, standby_slots, stream_check};
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
 use crate::dead_letters::Filter;
@@ -25,9 +26,8 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
     store.be_asked().await?;
     match Box::pin(look(config, &store)).await {
         Err(error) if error.is_contention() => {
-            let holder = store.exclusive_holder().await?.ok_or(error)?;
-            let table = config.table.quoted();
-            let problem = format!("table {table} cannot be read: {holder} has locked it");
+            let (holder, table) = store.exclusive_holder().await?.ok_or(error)?;
+            let problem = format!("not all can be read: {holder} has locked {table}");
             let fix = "wait for the end of its transaction, or end it".into();
             Err(Error::Unusable { problem, fix })
         }
@@ -72,6 +72,7 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
             report.incomplete = Some(Error::NotSetUp { missing });
         }
         warn_of_slot(&config, slot.as_ref(), &mut report);
+        report.warnings.extend(ends_the_relay(&config, store).await?);
         if let Some(what) = standby_slots::held_back(store, &config.slot).await? {
             report.warnings.push(format!("PostgreSQL holds events back {what}"));
         }
@@ -94,6 +95,20 @@ impl StatusReport {
         self.warnings.push(format!("the broker: {}", relay::describe(&error)));
         self.incomplete = Some(error);
     }
+}
+
+/// Why a relay ends, and ends again, that reads the log.
+async fn ends_the_relay(config: &Config, store: &Store) -> Result<Option<String>, Error> {
+    if config.mode == Mode::Poll {
+        return Ok(None);
+    }
+    let (table, publication) = (&config.table, &config.publication);
+    let standing = publication::standing(store, table, publication, config.shard()).await?;
+    let Standing::Unfit(it) = standing else { return Ok(None) };
+    Ok(Some(format!(
+        "publication \"{publication}\" cannot be used: {}: run `{}`",
+        it.reason, it.statement
+    )))
 }
 
 /// The configuration of each shard, with what of it is not published; and that of all together.
@@ -290,34 +305,65 @@ async fn slot(config: &Config, store: &Store) -> Result<Option<SlotReport>, Erro
 const WARNED_FOR: SignedDuration = SignedDuration::from_hours(24);
 
 /// `None` if the stream was never found to lack what it had acknowledged.
-async fn lost(config: &Config, store: &Store) -> Result<Option<LostReport>, Error> {
+pub(crate) async fn lost(
+    config: &Config,
+    connection: &Connection,
+) -> Result<Option<LostReport>, Error> {
     let sql = format!(
-        "SELECT lost_at AS at, lost AS messages, lost_rows AS rows
+        "SELECT lost_at AS at, lost AS messages, lost_rows AS rows,
+             EXISTS (SELECT FROM {} WHERE slot = $2 AND gap_filled_at IS NULL
+                 AND lost_at > epoch_at) AS restores
          FROM {} WHERE stream = $1 AND lost_at IS NOT NULL",
+        config.table.companion("tailpost_state"),
         config.table.companion("tailpost_streams")
     );
-    Ok(store.read("look what the stream has lost", &sql, &[&config.stream.name]).await?.pop())
+    let (doing, stream) = ("look what the stream has lost", &config.stream.name);
+    Ok(connection.read(doing, &sql, &[stream, &config.slot]).await?.pop())
+}
+
+impl LostReport {
+    /// What became of it.
+    pub(crate) fn said(&self, stream: &str) -> String {
+        let Self { at, messages, rows, .. } = self;
+        format!(
+            "stream {stream} came back at {at} without {messages} messages that it had acknowledged: \
+             {rows} rows are published again"
+        )
+    }
+
+    /// So many messages no row tells of.
+    pub(crate) fn unanswered(&self) -> u64 {
+        self.messages.saturating_sub(self.rows)
+    }
+
+    /// Publishes again what the log has from before the loss. How far the stream went back nobody
+    /// knows by now.
+    pub(crate) fn replay(&self) -> String {
+        format!("tailpost replay --source wal --until {}", self.at)
+    }
+
+    /// Ends the warning.
+    pub(crate) fn answer(&self, config: &Config) -> String {
+        let stream = config.stream.name.replace('\'', "''");
+        let streams = config.table.companion("tailpost_streams");
+        format!("UPDATE {streams} SET lost_rows = lost WHERE stream = '{stream}'")
+    }
 }
 
 /// The message says what was done, and what is left to do.
 fn warn_of_lost(config: &Config, lost: Option<&LostReport>, warnings: &mut Vec<String>) {
-    let Some(LostReport { at, messages, rows }) = lost else { return };
-    let stream = &config.stream.name;
-    let rest = match messages.saturating_sub(*rows) {
-        0 if Timestamp::now().duration_since(*at) >= WARNED_FOR => return,
-        0 => String::new(),
-        rest => format!(
-            ", and no row tells of the other {rest}: `tailpost verify` says what is missing, \
-             `tailpost replay` publishes it from the kept log. Once that is done: UPDATE {} SET \
-             lost_rows = lost WHERE stream = '{}'",
-            config.table.companion("tailpost_streams"),
-            stream.replace('\'', "''"),
-        ),
-    };
-    warnings.push(format!(
-        "stream {stream} came back at {at} without {messages} messages that it had acknowledged: \
-         {rows} rows are published again{rest}"
-    ));
+    let Some(lost) = lost else { return };
+    let said = lost.said(&config.stream.name);
+    match lost.unanswered() {
+        0 if Timestamp::now().duration_since(lost.at) >= WARNED_FOR => {}
+        0 => warnings.push(said),
+        rest => warnings.push(format!(
+            "{said}, and no row tells of the other {rest}: `{}` publishes again all that rewind.retain \
+             has kept of the log, and consumers skip what they have processed. Once that is done: {}",
+            lost.replay(),
+            lost.answer(config),
+        )),
+    }
 }
 
 async fn outbox(config: &Config, store: &Store, backlog: Backlog) -> Result<OutboxReport, Error> {

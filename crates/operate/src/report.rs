@@ -206,4 +206,7 @@ pub struct LostReport {
     pub messages: u64,
     /// How many of them rows named, which are published again.
     pub rows: u64,
+    /// Whether they still are.
+    #[serde(skip_serializing, default)]
+    pub restores: bool,
 }

@@ -98,7 +98,7 @@ async fn why(error: &Error, stores: &[(Config, Store)]) -> String {
     let why = describe(error);
     let Some((_, store)) = stores.first().filter(|_| error.is_contention()) else { return why };
     match store.exclusive_holder().await {
-        Ok(Some(holder)) => format!("{why}: {holder} has locked it"),
+        Ok(Some((holder, table))) => format!("{why}: {holder} has locked {table}"),
         _ => why,
     }
 }

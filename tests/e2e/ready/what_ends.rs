@@ -11,23 +11,59 @@ struct Fault {
     told: [&'static str; 2],
     hints: [&'static str; 2],
     check: &'static str,
+    /// What `tailpost status` says beside that no relay reads the slot; nothing where it cannot look.
+    status: &'static str,
 }
 
-const GRANTS: [&str; 2] = ["`tailpost doctor` has the GRANT that is missing"; 2];
+const fn fault(
+    breaks: &'static str,
+    told: &'static str,
+    hint: &'static str,
+    check: &'static str,
+) -> Fault {
+    Fault { breaks, told: [told; 2], hints: [hint; 2], check, status: told }
+}
 
-const FAULTS: [Fault; 3] = [
-    Fault {
-        breaks: "REVOKE SELECT, UPDATE ON outbox_events FROM courier",
-        told: ["permission denied for table outbox_events"; 2],
-        hints: GRANTS,
-        check: "outbox-privileges",
-    },
-    Fault {
-        breaks: "REVOKE USAGE ON SCHEMA public FROM courier",
-        told: ["permission denied for schema public"; 2],
-        hints: GRANTS,
-        check: "outbox-privileges",
-    },
+const GRANT: &str = "`tailpost doctor` has the GRANT that is missing";
+
+const FAULTS: [Fault; 7] = [
+    fault(
+        "REVOKE SELECT, UPDATE ON outbox_events FROM courier",
+        "permission denied for table outbox_events",
+        GRANT,
+        "outbox-privileges",
+    ),
+    fault(
+        "REVOKE USAGE ON SCHEMA public FROM courier",
+        "permission denied for schema public",
+        GRANT,
+        "outbox-privileges",
+    ),
+    fault(
+        "ALTER TABLE outbox_events DROP COLUMN event_version CASCADE,
+             ADD COLUMN event_version INT GENERATED ALWAYS AS (1) STORED",
+        "column \"event_version\"",
+        "DROP EXPRESSION",
+        "publication",
+    ),
+    fault(
+        "CREATE TABLE child () INHERITS (outbox_events)",
+        "public.child",
+        "run `ALTER TABLE public.child NO INHERIT",
+        "publication",
+    ),
+    fault(
+        "CREATE RULE kept AS ON UPDATE TO outbox_events DO INSTEAD NOTHING",
+        "something else instead of each UPDATE",
+        "run `DROP RULE ",
+        "publication",
+    ),
+    fault(
+        "ALTER PUBLICATION tailpost DROP TABLE outbox_events",
+        "it does not publish the outbox table",
+        "run `ALTER PUBLICATION tailpost ADD TABLE",
+        "publication",
+    ),
     Fault {
         breaks: "",
         told: ["invalid operation on sealed stream", "it is sealed and takes no more messages"],
@@ -36,6 +72,7 @@ const FAULTS: [Fault; 3] = [
             "`nats stream rm OUTBOX`, and `tailpost setup`",
         ],
         check: "stream-seal",
+        status: "",
     },
 ];
 
@@ -102,6 +139,11 @@ async fn plays(fault: &Fault) {
     for (at, log) in [relay.log(), again].iter().enumerate() {
         assert!(log.contains(fault.told[at]) && log.contains(fault.hints[at]), "{log}");
     }
+    let status = env.spawn(&["status"]);
+    status.announce("");
+    status.wait_exit(DEADLINE).await;
+    let said = status.stdout() + &status.log();
+    assert!(said.contains(fault.status), "status does not tell of `{}`:\n{said}", fault.status);
     let (found, _) = env.ends_with(1, &["doctor", "--only", fault.check]).await;
     mend(&mut env, &found).await;
     env.ends_with(0, &["doctor", "--only", fault.check]).await;

@@ -15,7 +15,7 @@ use relay::access::stream_check::Finding;
 use serde::Deserialize;
 use tokio_postgres::error::SqlState;
 
-use crate::RetentionReport;
+use crate::{LostReport, RetentionReport};
 
 /// A fact, or why it is unknown.
 pub(crate) type Known<T> = Result<T, Skip>;
@@ -260,6 +260,8 @@ pub(crate) struct ShardFacts {
     pub(crate) publication: Known<Publication>,
     pub(crate) slot: Known<Option<SlotFacts>>,
     pub(crate) stream: Known<Option<StreamFacts>>,
+    /// What the stream has lost of what it had acknowledged.
+    pub(crate) lost: Known<Option<LostReport>>,
     /// Streams that take subjects of this one: name, what each takes, which of them are ours.
     pub(crate) overlaps: Known<Vec<Overlap>>,
 }

@@ -8,6 +8,7 @@ use relay::{Config, Error};
 
 use super::facts::{Known, Publication, SlotFacts};
 use super::read_server::skip;
+use crate::{LostReport, inspect};
 
 const LOOKING: &str = "look at the slot";
 
@@ -31,6 +32,10 @@ pub(super) async fn publication(connection: &Connection, config: &Config) -> Kno
             })
         }
     }
+}
+
+pub(super) async fn lost(connection: &Connection, config: &Config) -> Known<Option<LostReport>> {
+    inspect::lost(config, connection).await.map_err(|error| skip(&error))
 }
 
 pub(super) async fn slot(connection: &Connection, config: &Config) -> Known<Option<SlotFacts>> {

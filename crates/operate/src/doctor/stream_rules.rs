@@ -38,6 +38,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
         finding(it, stream_check::PARTITIONS)
     }),
     rule("stream-batches", "it takes batches", |it| finding(it, "batches")),
+    rule("stream-end", "it has what it has acknowledged", end),
     rule("stream-room", "it has room", room),
     rule("stream-message-size", "the largest row fits", message_size),
     rule("stream-max-age", "it keeps messages for as long as configured", max_age),
@@ -182,6 +183,36 @@ fn room(seen: &Seen) -> Judged {
         return ok(format!("{} messages, {} bytes", stream.messages, stream.bytes));
     }
     warning(evidence.join(", "), remedies)
+}
+
+fn end(seen: &Seen) -> Judged {
+    let Some(lost) = seen.shard.lost.as_ref().map_err(Clone::clone)? else {
+        return ok("it was never found to lack any of it");
+    };
+    let said = lost.said(&seen.config.stream.name);
+    match lost.unanswered() {
+        0 if !lost.restores => ok(said),
+        0 => warning(
+            format!("{said}, which is not done"),
+            [Remedy::advice(
+                "see that a relay runs, and that the stream has room (`tailpost status`)",
+            )],
+        ),
+        rest => error(
+            format!("{said}, and no row tells of the other {rest}"),
+            [
+                Remedy::shell(format!(
+                    "{} --execute --why 'the stream lost its end'",
+                    lost.replay()
+                ))
+                .with_caution(
+                    "it needs the log that rewind.retain has kept, and publishes all of it again: \
+                         consumers without an inbox have its effects twice",
+                ),
+                Remedy::sql(lost.answer(&seen.config)),
+            ],
+        ),
+    }
 }
 
 fn message_size(seen: &Seen) -> Judged {

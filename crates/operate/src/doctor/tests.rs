@@ -42,6 +42,7 @@ fn facts(server: Server) -> Facts {
     let shard = ShardFacts {
         publication: Ok(facts::Publication::Fit),
         slot: Ok(Some(slot)),
+        lost: Ok(None),
         stream: Ok(Some(stream)),
         overlaps: Ok(Vec::new()),
     };
@@ -186,6 +187,7 @@ fn a_slot_that_nobody_reads_is_soon_gone_at_neon() {
     read.shards = vec![Arc::new(ShardFacts {
         publication: Ok(facts::Publication::Fit),
         slot: Ok(Some(slot)),
+        lost: Ok(None),
         stream: Ok(None),
         overlaps: Ok(Vec::new()),
     })];

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use outbox::Column;
+use outbox::{COMPANIONS, Column};
 
 use super::{Store, mark, sweep};
 use crate::error::Error;
@@ -37,13 +37,16 @@ impl Store {
     }
 
     /// Who has locked the outbox against reading, if anybody has.
-    pub async fn exclusive_holder(&self) -> Result<Option<String>, Error> {
-        let sql = "SELECT concat('process ', pid, ' (' || nullif(application_name, '') || ')')
+    pub async fn exclusive_holder(&self) -> Result<Option<(String, String)>, Error> {
+        let sql = "SELECT concat('process ', pid, ' (' || nullif(application_name, '') || ')'), of
             FROM pg_locks JOIN pg_stat_activity USING (pid)
-            WHERE relation = to_regclass($1) AND granted AND mode = 'AccessExclusiveLock'";
-        let rows =
-            self.query("look who has locked the outbox", sql, &[&self.table.quoted()]).await?;
-        Ok(rows.first().map(|row| row.get(0)))
+                JOIN unnest($1::text[]) WITH ORDINALITY AS ours (of, place)
+                    ON relation = to_regclass(of)
+            WHERE granted AND mode = 'AccessExclusiveLock' ORDER BY place LIMIT 1";
+        let companions = COMPANIONS.iter().map(|it| self.table.companion(it));
+        let tables: Vec<String> = [self.table.quoted()].into_iter().chain(companions).collect();
+        let row = self.query_opt("look who has locked a table", sql, &[&tables]).await?;
+        Ok(row.map(|row| (row.get(0), row.get(1))))
     }
 
     /// When the slot was created, when the stream had lost messages, as far as it is known, and how
