@@ -2,7 +2,10 @@
 //! `tailpost doctor` and an alert say it too, and all of that ends when it is mended.
 //!
 //! A fault is an entry of [`FAULTS`]: a function that breaks something and mends it, and what is told.
+//! A fault that stops no event, or that Tailpost repairs by itself, leaves `/readyz` as it is: the others
+//! tell of it.
 
+mod from_the_field;
 mod what_ends;
 mod what_stops;
 
@@ -12,15 +15,15 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt, StreamExt, stream};
-use lab::{Port, Process, Proxy};
-use support::{DEADLINE, Prometheus, Relay, SCRAPER, TestEnv, ask, until};
+use lab::{NatsOptions, Port, PostgresOptions, Process, Proxy, Stranger};
+use support::{DEADLINE, Prometheus, Relay, SCRAPER, TestEnv, TestEnvOptions, ask, until};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_postgres::Client;
 
 use self::what_stops::FAULTS;
 use crate::alerts;
-use crate::inbox::http::{configure, processed, set_up, wait_processed};
+use crate::inbox::http::{configure, processed, set_up_with, wait_processed};
 use crate::inbox::service::Service;
 
 /// Faults under way at a time.
@@ -28,6 +31,12 @@ const AT_ONCE: usize = 3;
 
 /// Red comes within the 30 s that a process may be without progress, and what the look takes.
 const RED_WITHIN: Duration = Duration::from_secs(90);
+
+/// Who is ready for so long is not about to be red.
+const STAYS_READY: Duration = Duration::from_secs(40);
+
+/// What a stream or a database lost by coming back is told long after it was mended.
+const KEPT: &str = "came back";
 
 enum Phase {
     Break,
@@ -46,18 +55,51 @@ type Steps<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 struct Told {
     /// Of whom.
     by: Side,
+    /// What `/readyz` answers, and what it says then.
+    code: &'static str,
     readyz: &'static str,
     status: &'static str,
     /// The check that fails or warns, and what it names. None if `doctor` does not look at it: it calls
-    /// no handler, and counts no claims.
+    /// no handler, counts no claims and compares no messages.
     doctor: Option<(&'static str, &'static str)>,
-    alert: &'static str,
+    /// None where events flow as ever.
+    alert: Option<&'static str>,
+}
+
+impl Told {
+    /// Events flow, or will by themselves.
+    const fn stays_ready(self) -> Self {
+        Self { code: "200", ..self }
+    }
+
+    const fn without_alert(self) -> Self {
+        Self { alert: None, ..self }
+    }
 }
 
 struct Fault {
     name: &'static str,
     plays: for<'a> fn(&'a mut Scene, Phase) -> Steps<'a>,
     told: Told,
+    /// Versions of servers, if others have not what breaks.
+    postgres: Option<u32>,
+    nats: Option<&'static str>,
+}
+
+impl Fault {
+    const fn on_postgres(self, version: u32) -> Self {
+        Self { postgres: Some(version), ..self }
+    }
+
+    const fn on_nats(self, version: &'static str) -> Self {
+        Self { nats: Some(version), ..self }
+    }
+
+    fn servers(&self) -> TestEnvOptions {
+        let postgres = PostgresOptions { version: self.postgres, ..PostgresOptions::default() };
+        let nats = NatsOptions { version: self.nats.map(str::to_owned), ..NatsOptions::default() };
+        TestEnvOptions { postgres, nats, ..TestEnvOptions::default() }
+    }
 }
 
 /// A relay and an inbox at work.
@@ -75,13 +117,15 @@ struct Scene {
     holder: Option<Client>,
     /// A program beside.
     beside: Option<Process>,
+    /// Who answers in the broker's place.
+    stranger: Option<Stranger>,
     /// The consumer's settings.
     _file: TempDir,
 }
 
 impl Scene {
-    async fn new() -> Self {
-        let mut env = set_up().await;
+    async fn new(servers: TestEnvOptions) -> Self {
+        let mut env = set_up_with(servers).await;
         let file = configure(&mut env);
         let (relay_api, inbox_api) = (reserved(), reserved());
         env.set("TAILPOST_ADMIN__LISTEN", &relay_api.addr().to_string());
@@ -111,6 +155,7 @@ impl Scene {
             prometheus,
             holder: None,
             beside: None,
+            stranger: None,
             _file: file,
         };
         for by in [Side::Relay, Side::Inbox] {
@@ -125,12 +170,16 @@ impl Scene {
         relay.wait_exit(DEADLINE).await;
     }
 
-    /// As who does not want to wait for the breaker does: its pause may be minutes.
-    async fn restart(&mut self) {
-        self.stop().await;
+    fn start(&mut self) {
         let relay = self.env.relay();
         relay.announce("");
         self.relay = Some(relay);
+    }
+
+    /// As who does not want to wait for the breaker does: its pause may be minutes.
+    async fn restart(&mut self) {
+        self.stop().await;
+        self.start();
     }
 
     /// Holds a lock until it is dropped.
@@ -140,18 +189,23 @@ impl Scene {
         self.holder = Some(client);
     }
 
-    /// Waits until `/readyz` answers so.
-    async fn answers(&self, by: Side, code: &str, part: &str) -> Duration {
+    /// The answer's head and body of `/readyz`.
+    async fn readyz(&self, by: Side) -> String {
         let api = match by {
             Side::Relay => &self.relay_api,
             Side::Inbox => &self.inbox_api,
         };
+        let headers = format!("Host: {}\r\nAuthorization: Bearer {SCRAPER}", api.addr());
+        let Ok(connected) = TcpStream::connect(api.addr()).await else { return String::new() };
+        ask(connected, "GET", "/readyz", &headers, "").await.unwrap_or_default()
+    }
+
+    /// Waits until `/readyz` answers so.
+    async fn answers(&self, by: Side, code: &str, part: &str) -> Duration {
         let (began, mut told) = (Instant::now(), String::new());
         let deadline = if code == "503" { RED_WITHIN } else { DEADLINE };
         until(deadline, &format!("/readyz answers {code} and tells of `{part}`"), async || {
-            let headers = format!("Host: {}\r\nAuthorization: Bearer {SCRAPER}", api.addr());
-            let Ok(connected) = TcpStream::connect(api.addr()).await else { return false };
-            let answer = ask(connected, "GET", "/readyz", &headers, "").await.unwrap_or_default();
+            let answer = self.readyz(by).await;
             let body = answer.lines().last().unwrap_or_default();
             // Seconds pass.
             let shape: String = body.chars().filter(|it| !it.is_ascii_digit()).collect();
@@ -165,6 +219,17 @@ impl Scene {
         began.elapsed()
     }
 
+    async fn stays_ready(&self, told: &Told) {
+        let began = Instant::now();
+        until(DEADLINE, "it stays ready", async || {
+            let answer = self.readyz(told.by).await;
+            let is_ready = answer.starts_with("HTTP/1.1 200 ") && answer.contains(told.readyz);
+            assert!(is_ready, "after {:.1?}: {answer}", began.elapsed());
+            began.elapsed() > STAYS_READY
+        })
+        .await;
+    }
+
     /// What a command says, however it ends.
     async fn says(&self, args: &[&str]) -> String {
         let process = self.env.spawn(args);
@@ -173,36 +238,52 @@ impl Scene {
         process.stdout() + &process.log()
     }
 
+    /// Some alerts end by themselves.
+    async fn tells(&self, told: &Told) {
+        let alerts: Vec<&str> = told.alert.into_iter().collect();
+        let commands = async {
+            // The worker writes down why it waits when it renews its role.
+            until(DEADLINE, &format!("status tells of `{}`", told.status), async || {
+                self.says(&["status"]).await.contains(told.status)
+            })
+            .await;
+            if let Some((check, cause)) = told.doctor {
+                let said = self.says(&["doctor", "--only", check]).await;
+                assert!(!said.contains("0 errors, 0 warnings"), "doctor finds nothing:\n{said}");
+                assert!(said.contains(cause), "doctor does not tell of `{cause}`:\n{said}");
+            }
+        };
+        tokio::join!(self.prometheus.wait_firing(&alerts), commands);
+    }
+
     async fn plays(&mut self, fault: &Fault) {
-        let Told { by, readyz, status, doctor, alert } = fault.told;
+        let Fault { told, .. } = fault;
         (fault.plays)(self, Phase::Break).await;
-        let red = self.answers(by, "503", readyz).await;
-        eprintln!("{}: red after {red:.1?}", fault.name);
-        // The worker writes down why it waits when it renews its role.
-        until(DEADLINE, &format!("status tells of `{status}`"), async || {
-            self.says(&["status"]).await.contains(status)
-        })
-        .await;
-        if let Some((check, cause)) = doctor {
-            let said = self.says(&["doctor", "--only", check]).await;
-            assert!(!said.contains("0 errors, 0 warnings"), "doctor finds nothing:\n{said}");
-            assert!(said.contains(cause), "doctor does not tell of `{cause}`:\n{said}");
+        let after = self.answers(told.by, told.code, told.readyz).await;
+        eprintln!("{}: {} after {after:.1?}", fault.name, told.code);
+        self.tells(told).await;
+        if told.code == "200" {
+            self.stays_ready(told).await;
         }
-        self.prometheus.wait_firing(&[alert]).await;
         (fault.plays)(self, Phase::Mend).await;
         self.answers(Side::Relay, "200", "").await;
         self.answers(Side::Inbox, "200", "").await;
         let before = processed(&self.env).await;
         self.env.insert(3).await;
         wait_processed(&self.env, before + 3).await;
-        self.prometheus.wait_ended(&[alert]).await;
-        if let Some((check, _)) = doctor {
+        let alerts: Vec<&str> = told.alert.into_iter().collect();
+        self.prometheus.wait_ended(&alerts).await;
+        if let Some((check, _)) = told.doctor {
             let said = self.says(&["doctor", "--only", check]).await;
             assert!(said.contains("0 errors, 0 warnings"), "doctor still finds:\n{said}");
         }
         until(DEADLINE, "status tells of nothing more", async || {
             let said = self.says(&["status"]).await;
-            let is_well = |it: &str| !it.contains("breaker") && !it.contains("paused");
+            let is_kept = told.status.contains(KEPT);
+            let is_well = |it: &str| {
+                let is_over = is_kept || !it.contains(told.status);
+                is_over && !it.contains("breaker") && !it.contains("paused")
+            };
             said.contains("active, 0 in flight") && said.lines().all(is_well)
         })
         .await;
@@ -214,7 +295,10 @@ fn reserved() -> Port {
 }
 
 async fn play(fault: &Fault) -> Result<(), String> {
-    let played = AssertUnwindSafe(async { Box::pin(Scene::new().await.plays(fault)).await });
+    let played = AssertUnwindSafe(async {
+        let mut scene = Scene::new(fault.servers()).await;
+        Box::pin(scene.plays(fault)).await;
+    });
     played.catch_unwind().await.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|it| (*it).to_owned()));
@@ -222,13 +306,18 @@ async fn play(fault: &Fault) -> Result<(), String> {
     })
 }
 
+fn faults() -> impl Iterator<Item = &'static Fault> {
+    FAULTS.iter().chain(from_the_field::FAULTS)
+}
+
 /// `FAULT=name` plays one.
 async fn play_all(chosen: impl Fn(&Fault) -> bool) {
     let wanted = std::env::var("FAULT").ok();
-    let is_fault = |name: &String| FAULTS.iter().any(|it| it.name == name);
+    let is_fault = |name: &String| faults().any(|it| it.name == name);
     assert!(wanted.iter().all(is_fault), "there is no fault {wanted:?}");
-    let is_wanted = |it: &&Fault| wanted.as_ref().is_none_or(|name| it.name == name) && chosen(it);
-    let played = stream::iter(FAULTS.iter().filter(is_wanted).map(play));
+    let is_wanted =
+        |it: &&'static Fault| wanted.as_ref().is_none_or(|name| it.name == name) && chosen(it);
+    let played = stream::iter(faults().filter(is_wanted).map(play));
     let failed: Vec<_> =
         played.buffer_unordered(AT_ONCE).filter_map(async |it| it.err()).collect().await;
     assert!(failed.is_empty(), "{} faults:\n{}", failed.len(), failed.join("\n"));
@@ -238,8 +327,9 @@ async fn play_all(chosen: impl Fn(&Fault) -> bool) {
 #[test]
 fn each_alert_of_a_fault_exists() {
     let names = alerts::names();
-    for Fault { name, told, .. } in FAULTS {
-        assert!(names.iter().any(|it| it == told.alert), "{name}: {}", told.alert);
+    for Fault { name, told, .. } in faults() {
+        let alert = told.alert.unwrap_or(&names[0]);
+        assert!(names.iter().any(|it| it == alert), "{name}: {alert}");
     }
 }
 

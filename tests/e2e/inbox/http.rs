@@ -12,7 +12,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::Value;
-use support::{DEADLINE, Relay, TestEnv, get, until};
+use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, get, until};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -22,7 +22,12 @@ use super::service::{Service, emit};
 
 /// Servers with an outbox and an inbox.
 pub(crate) async fn set_up() -> TestEnv {
-    let mut env = TestEnv::new().await;
+    set_up_with(TestEnvOptions::default()).await
+}
+
+/// The same, with servers that are not the default.
+pub(crate) async fn set_up_with(servers: TestEnvOptions) -> TestEnv {
+    let mut env = TestEnv::with(servers).await;
     env.set("TAILPOST_INBOX__BACKOFF", "200ms");
     env.setup().await;
     env.ends_with(0, &["inbox", "setup"]).await;

@@ -9,22 +9,22 @@ use support::DEADLINE;
 
 use super::{Fault, Phase, Scene, Side, Told};
 
-const fn relay(
+pub(super) const fn relay(
     readyz: &'static str,
     status: &'static str,
     doctor: Option<(&'static str, &'static str)>,
     alert: &'static str,
 ) -> Told {
-    Told { by: Side::Relay, readyz, status, doctor, alert }
+    Told { by: Side::Relay, code: "503", readyz, status, doctor, alert: Some(alert) }
 }
 
-const fn inbox(
+pub(super) const fn inbox(
     readyz: &'static str,
     status: &'static str,
     doctor: Option<(&'static str, &'static str)>,
     alert: &'static str,
 ) -> Told {
-    Told { by: Side::Inbox, readyz, status, doctor, alert }
+    Told { by: Side::Inbox, code: "503", readyz, status, doctor, alert: Some(alert) }
 }
 
 macro_rules! fault {
@@ -33,9 +33,12 @@ macro_rules! fault {
             name: stringify!($plays),
             plays: |scene, phase| $plays(scene, phase).boxed_local(),
             told: $told,
+            postgres: None,
+            nats: None,
         }
     };
 }
+pub(super) use fault;
 
 pub(super) const FAULTS: &[Fault] = &[
     fault!(
@@ -77,8 +80,8 @@ pub(super) const FAULTS: &[Fault] = &[
     fault!(
         stream_deleted,
         relay(
-            "stream",
-            "stream",
+            "stream not found",
+            "does not exist",
             Some(("stream-exists", "there is no stream OUTBOX")),
             "TailpostOutboxOld"
         )
@@ -99,8 +102,8 @@ pub(super) const FAULTS: &[Fault] = &[
     fault!(
         outbox_locked,
         relay(
-            "has locked it",
-            "has locked it",
+            "has locked",
+            "has locked",
             Some(("outbox-locks", "has locked public.outbox_events")),
             "TailpostFiguresOld"
         )
@@ -160,16 +163,14 @@ async fn slot_held_by_another(scene: &mut Scene, phase: Phase) {
             let reads = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE active)";
             support::until(DEADLINE, "it reads the slot", async || scene.env.query(reads).await)
                 .await;
-            let relay = scene.env.relay();
-            relay.announce("");
-            scene.relay = Some(relay);
+            scene.start();
             scene.env.insert(5).await;
         }
         Phase::Mend => scene.beside.take().expect("a program").kill().await.expect("end it"),
     }
 }
 
-async fn edit(scene: &Scene, change: impl FnOnce(&mut Config, u64)) {
+pub(super) async fn edit(scene: &Scene, change: impl FnOnce(&mut Config, u64)) {
     let jetstream = scene.env.nats.jetstream().await.expect("connect to NATS");
     let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
     let info = stream.cached_info();

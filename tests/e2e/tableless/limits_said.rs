@@ -159,6 +159,21 @@ async fn a_slot_that_holds_events_without_a_row_is_not_dropped() {
     assert!(relay.log().contains("may be lost with the slot"), "{}", relay.log());
 }
 
+/// A relay that is to take none any more names the command that loses what it has not read.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_relay_says_about_events_that_it_is_to_lose_is_run() {
+    let mut env = env(&[]).await;
+    env.execute(&emit(true, Uuid::now_v7(), "'{}'")).await;
+    env.set("TAILPOST_RELAY__WAL_MESSAGES", "false");
+    let (_, said) = env.ends_with(4, &["relay", "--once"]).await;
+    let (_, command) = said.split_once("lose them: `tailpost ").expect(&said);
+    let args: Vec<&str> = command.split('`').next().expect("a command").split(' ').collect();
+    env.ends_with(0, &args).await;
+    env.ends_with(0, &["setup"]).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    assert_eq!(env.stored_count().await, 0, "lost on purpose");
+}
+
 /// No row tells, so the relay does.
 // proves: G-OUT-3
 #[tokio::test(flavor = "multi_thread")]

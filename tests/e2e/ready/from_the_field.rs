@@ -1,0 +1,240 @@
+//! What was seen in the field to lose, to hold back or to mislead while everything was green.
+//!
+//! What ends the relay is in `what_ends`. What is refused by set-up or at the start, and what cannot
+//! happen any more, has nothing to tell here.
+
+use async_nats::jetstream::stream::DiscardPolicy;
+use futures_util::FutureExt;
+use lab::{Forged, Stranger};
+
+use super::what_stops::{edit, fault, inbox, relay};
+use super::{Fault, Phase, Scene};
+use crate::doctor::nats_commands::pause;
+use crate::gone_back::StoreCopy;
+use crate::inbox::http::{processed, wait_processed};
+
+pub(super) const FAULTS: &[Fault] = &[
+    fault!(
+        stream_without_its_end,
+        relay(
+            "the rows that name them are being published again",
+            "came back at",
+            Some(("stream-end", "5 rows are published again, which is not done")),
+            "TailpostStreamLostMessages"
+        )
+    ),
+    // The consumer goes back by itself, and the rows are published again.
+    fault!(
+        consumer_ahead,
+        inbox("", "came back without its last messages", None, "TailpostConsumerWentBack")
+            .stays_ready()
+    )
+    .on_nats("2.11"),
+    // No row waits, and none is lost: a row says of a message what is no more so.
+    fault!(
+        message_removed,
+        relay("", "which has no message there", None, "TailpostStreamLacksMessages").stays_ready()
+    ),
+    // No other process would bring them.
+    fault!(
+        left_unread,
+        inbox("\"unread\":5", "left the stream unread", None, "TailpostConsumerMissedMessages")
+            .stays_ready()
+    ),
+    // They change nothing, and are counted.
+    fault!(
+        stranger_answers,
+        relay("", "answers that are not the stream's", None, "").stays_ready().without_alert()
+    ),
+    fault!(
+        dead_letters_locked,
+        relay(
+            "cannot park an event",
+            "has locked",
+            Some(("outbox-locks", "has locked public.outbox_dead_letter")),
+            "TailpostOutboxOld"
+        )
+    ),
+    // Events are published; only their marks are refused.
+    fault!(
+        marks_refused,
+        relay(
+            "",
+            "cannot be marked: function refuse() refuses a row",
+            Some(("outbox-triggers", "refuse")),
+            "TailpostRowsLocked"
+        )
+        .stays_ready()
+    ),
+    // Events come from the table meanwhile: nothing that an operator would be woken for.
+    fault!(
+        slot_waits,
+        relay("the slot waits", "makes the slot wait for", Some(("slot-exists", "month end")), "")
+            .stays_ready()
+            .without_alert()
+    ),
+    fault!(
+        standby_away,
+        relay(
+            "synchronized_standby_slots",
+            "holds events back",
+            Some(("replication-standby-slots", "replica_2")),
+            "TailpostOutboxOld"
+        )
+    )
+    .on_postgres(18),
+];
+
+async fn publish_more(scene: &Scene) {
+    let before = processed(&scene.env).await;
+    scene.env.insert(5).await;
+    wait_processed(&scene.env, before + 5).await;
+    scene.env.wait_marked().await;
+}
+
+/// The stream that comes back has no room for what it has lost.
+async fn stream_without_its_end(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            edit(scene, |config, messages| {
+                config.max_messages = messages.cast_signed();
+                config.discard = DiscardPolicy::New;
+            })
+            .await;
+            let copy = StoreCopy::take(&mut scene.env).await;
+            edit(scene, |config, _| config.max_messages = -1).await;
+            publish_more(scene).await;
+            copy.put_back(&mut scene.env).await;
+        }
+        Phase::Mend => {
+            edit(scene, |config, _| config.max_messages = -1).await;
+            scene.restart().await;
+        }
+    }
+}
+
+async fn consumer_ahead(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let copy = StoreCopy::take(&mut scene.env).await;
+            publish_more(scene).await;
+            copy.put_stream_back(&mut scene.env).await;
+        }
+        Phase::Mend => {}
+    }
+}
+
+/// By hand. Rows that were marked well after the stream was made are compared.
+async fn message_removed(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.stop().await;
+            let old = "UPDATE outbox_events SET published_at = published_at + interval '1 minute'";
+            scene.env.execute(old).await;
+            scene.env.delete_message(3).await;
+            scene.start();
+        }
+        Phase::Mend => {
+            let (repaired, _) = scene.env.ends_with(0, &["verify", "--repair", "--execute"]).await;
+            assert!(repaired.contains("1 "), "{repaired}");
+            // What was found is told for as long as the relay runs.
+            scene.restart().await;
+        }
+    }
+}
+
+/// By a purge while the broker delivers nothing.
+async fn left_unread(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            pause(&scene.env, "billing", Some("2100-01-01T00:00:00Z")).await;
+            scene.env.insert(5).await;
+            scene.env.wait_marked().await;
+            scene.env.purge().await;
+            pause(&scene.env, "billing", None).await;
+            scene.env.insert(1).await;
+        }
+        Phase::Mend => {
+            let told = scene.says(&["status"]).await;
+            let (_, told) =
+                told.split_once("No rewind brings them: `tailpost ").expect("a command");
+            let (command, told) = told.split_once('`').expect("its end");
+            let why = ["--execute", "--why", "a test"];
+            let args: Vec<&str> = command.split(' ').chain(why).collect();
+            scene.env.ends_with(0, &args).await;
+            let (_, statement) = told.split_once("Once that is done: ").expect("a statement");
+            scene.env.execute(statement.lines().next().expect("a line")).await;
+        }
+    }
+}
+
+async fn stranger_answers(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let client = scene.env.nats.client().await.expect("connect to NATS");
+            let forge = |reply: &str| vec![Forged::new(reply, "{}")];
+            let stranger = Stranger::start(client, "outbox.>", forge).await.expect("subscribe");
+            scene.stranger = Some(stranger);
+            publish_more(scene).await;
+        }
+        Phase::Mend => {
+            scene.stranger = None;
+            scene.restart().await;
+        }
+    }
+}
+
+async fn dead_letters_locked(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.hold("BEGIN; LOCK TABLE outbox_dead_letter IN ACCESS EXCLUSIVE MODE").await;
+            let poison = "SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')";
+            scene.env.execute(poison).await;
+        }
+        Phase::Mend => scene.holder = None,
+    }
+}
+
+async fn marks_refused(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let statements = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+                    AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;
+                CREATE TRIGGER refuse BEFORE UPDATE ON outbox_events
+                    FOR EACH ROW EXECUTE FUNCTION refuse()";
+            scene.env.execute(statements).await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.env.execute("DROP FUNCTION refuse CASCADE").await,
+    }
+}
+
+/// For a transaction of another database.
+async fn slot_waits(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.stop().await;
+            scene.env.drop_slot("tailpost").await;
+            scene.env.postgres.create_database("elsewhere").await.expect("create a database");
+            let old = scene.env.postgres.client("elsewhere").await.expect("connect");
+            let begin = "SET application_name = 'month end'; BEGIN; SELECT pg_current_xact_id()";
+            old.batch_execute(begin).await.expect("begin");
+            scene.holder = Some(old);
+            scene.start();
+            publish_more(scene).await;
+        }
+        Phase::Mend => scene.holder = None,
+    }
+}
+
+async fn standby_away(scene: &mut Scene, phase: Phase) {
+    let statement = match phase {
+        Phase::Break => "ALTER SYSTEM SET synchronized_standby_slots = 'replica_2'",
+        Phase::Mend => "ALTER SYSTEM RESET synchronized_standby_slots",
+    };
+    scene.env.execute(statement).await;
+    scene.env.postgres.reload().await.expect("reload");
+    if let Phase::Break = phase {
+        scene.env.insert(5).await;
+    }
+}
