@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_nats::Client;
+use async_nats::jetstream::stream::{Config as Stream, Placement};
 use lab::NatsOptions;
 use support::{Stored, TestEnv, TestEnvOptions};
+use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -107,11 +109,8 @@ async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
 async fn a_broker_that_misreads_headers_is_refused_by_name() {
     let nats = NatsOptions { version: Some("2.10.26".into()), ..NatsOptions::default() };
     let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("tailpost.toml");
-    let config = "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n";
-    std::fs::write(&file, config).expect("write the configuration");
-    env.set("TAILPOST_CONFIG", file.to_str().expect("Unicode"));
+    let inbox = inbox();
+    env.set("TAILPOST_CONFIG", inbox.path().to_str().expect("Unicode"));
     let hint = "upgrade nats-server to 2.12.2";
     let (_, said) = env.ends_with(4, &["setup"]).await;
     assert!(said.contains("2.10.26") && said.contains(hint), "{said}");
@@ -125,13 +124,57 @@ async fn a_broker_that_misreads_headers_is_refused_by_name() {
     }
 }
 
-fn stream() -> async_nats::jetstream::stream::Config {
-    let subjects = vec!["outbox.>".into()];
-    async_nats::jetstream::stream::Config { name: "OUTBOX".into(), subjects, ..Default::default() }
+/// The configuration of an inbox.
+fn inbox() -> NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a file");
+    let config = "[inbox.billing]\nhandler = \"http://127.0.0.1:9/\"\n";
+    std::fs::write(&file, config).expect("write the configuration");
+    file
+}
+
+fn stream() -> Stream {
+    Stream { name: "OUTBOX".into(), subjects: vec!["outbox.>".into()], ..Stream::default() }
 }
 
 mod long {
     use super::*;
+
+    /// While a cluster is upgraded, the stream's leader may be older than the server that one is connected to.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_leader_that_misreads_headers_is_refused_by_name() {
+        let server = |version: Option<&str>, tag: &str| NatsOptions {
+            version: version.map(str::to_owned),
+            config: vec![format!("server_tags: [{tag}]")],
+            ..NatsOptions::default()
+        };
+        let servers = [server(None, "new"), server(None, "new"), server(Some("2.10.26"), "old")];
+        let mut env = TestEnv::replicated_by(servers).await;
+        let url = env.nats.node(0).url();
+        env.set("NATS_URL", &url);
+        env.set("TAILPOST_STREAM__REPLICAS", "1");
+        let inbox = inbox();
+        env.set("TAILPOST_CONFIG", inbox.path().to_str().expect("Unicode"));
+        let jetstream = env.nats.node(0).jetstream().await.expect("connect");
+        let place = |tag: &str| Some(Placement { tags: vec![tag.into()], ..Placement::default() });
+        let wanted = Stream { placement: place("old"), ..stream() };
+        jetstream.create_stream(wanted).await.expect("a stream");
+        let hint = "upgrade nats-server to 2.12.2";
+        let is_named = |said: &str| said.contains("before 2.11") && said.contains(hint);
+        let (_, said) = env.ends_with(4, &["setup"]).await;
+        assert!(is_named(&said), "{said}");
+        let (told, _) = env.ends_with(1, &["doctor", "--only", "stream-leader"]).await;
+        assert!(is_named(&told), "{told}");
+        env.ends_with(0, &["inbox", "setup"]).await;
+        for command in [&["relay"][..], &["inbox", "run"]] {
+            let (_, said) = env.ends_with(4, command).await;
+            assert!(is_named(&said), "{command:?}: {said}");
+        }
+        jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+        let wanted = Stream { placement: place("new"), ..stream() };
+        jetstream.create_stream(wanted).await.expect("a stream");
+        env.ends_with(0, &["setup"]).await;
+        env.ends_with(0, &["doctor", "--only", "stream-leader"]).await;
+    }
 
     // proves: G-ORDER-2
     #[tokio::test(flavor = "multi_thread")]

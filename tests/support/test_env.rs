@@ -106,10 +106,17 @@ impl TestEnv<NatsCluster> {
     ///
     /// When one does not start.
     pub async fn replicated() -> Self {
-        let (postgres, nats) = tokio::join!(
-            Postgres::start(PostgresOptions::default()),
-            NatsCluster::start(NatsOptions::default())
-        );
+        Self::replicated_by(Default::default()).await
+    }
+
+    /// As [`TestEnv::replicated`], with each server in its own way.
+    ///
+    /// # Panics
+    ///
+    /// When one does not start.
+    pub async fn replicated_by(servers: [NatsOptions; 3]) -> Self {
+        let (postgres, nats) =
+            tokio::join!(Postgres::start(PostgresOptions::default()), NatsCluster::of(servers));
         let postgres = postgres.expect("start PostgreSQL");
         let nats = nats.expect("start the NATS cluster");
         let urls = [loopback(postgres.port()).to_string(), nats.urls()];

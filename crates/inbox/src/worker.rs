@@ -23,7 +23,6 @@ use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use servers::nats_version;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -134,20 +133,6 @@ pub(crate) async fn run<W: Work>(
     ended
 }
 
-/// Such a server may hand events to the inbox that were stored twice, or never.
-fn check_server(nats: &async_nats::Client) -> Result<(), Error> {
-    let version = nats.server_info().version;
-    match nats_version::misreads_headers(&version) {
-        true => Err(Error::Refused {
-            problem: format!(
-                "nats-server {version} takes what an event says for headers of the broker"
-            ),
-            hint: nats_version::UPGRADE,
-        }),
-        false => Ok(()),
-    }
-}
-
 struct Worker<W> {
     work: Arc<W>,
     context: Arc<Context>,
@@ -196,7 +181,6 @@ impl<W: Work> Worker<W> {
         while let Some(term) = self.becomes_active().await {
             let session = async {
                 self.revive().await?;
-                check_server(&self.nats.1)?;
                 if !self.rewinds(term).await? {
                     return Ok(counts);
                 }

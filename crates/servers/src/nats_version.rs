@@ -1,5 +1,7 @@
 //! What a version of nats-server can and cannot do.
 
+use std::collections::HashMap;
+
 /// What helps against a server that [misreads headers](misreads_headers).
 pub const UPGRADE: &str = "upgrade nats-server to 2.12.2 or later, or to 2.11.11";
 
@@ -8,6 +10,19 @@ pub const UPGRADE: &str = "upgrade nats-server to 2.12.2 or later, or to 2.11.11
 pub fn misreads_headers(version: &str) -> bool {
     let mended = |it| it >= (2, 12, 2) || ((2, 11, 11)..(2, 12, 0)).contains(&it);
     parse(version).is_some_and(|it| !mended(it))
+}
+
+/// Which server [misreads headers](misreads_headers), if the one that answers for a stream does: its
+/// leader, which in a cluster or behind a leaf node is another one than the client is connected to. From
+/// 2.11 on servers put their version into a stream's metadata.
+pub fn misreading_leader(connected: &str, metadata: &HashMap<String, String>) -> Option<String> {
+    match metadata.get("_nats.ver") {
+        Some(version) => misreads_headers(version).then(|| format!("nats-server {version}")),
+        None => {
+            let would_tell = parse(connected).is_some_and(|it| it >= (2, 11, 0));
+            would_tell.then(|| "a nats-server before 2.11".into())
+        }
+    }
 }
 
 /// Whether the server has fast-ingest batches that can be relied on: nats-server#8106 mends a race on
@@ -29,6 +44,20 @@ fn parse(version: &str) -> Option<(u32, u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_leader_tells_its_version_or_is_older_than_those_that_do() {
+        let leader = |connected: &str, version: Option<&str>| {
+            let of = |it: &str| [("_nats.ver".to_owned(), it.to_owned())].into();
+            misreading_leader(connected, &version.map_or_else(HashMap::new, of))
+        };
+        assert_eq!(leader("2.15.1", Some("2.15.1")), None);
+        assert_eq!(leader("2.15.1", Some("2.12.1")).as_deref(), Some("nats-server 2.12.1"));
+        assert_eq!(leader("2.10.26", Some("2.12.2")), None);
+        assert_eq!(leader("2.11.0", None).as_deref(), Some("a nats-server before 2.11"));
+        // What does not say which server it is, is not judged.
+        assert_eq!(leader("unknown", None), None);
+    }
 
     #[test]
     fn each_version_is_known_for_what_it_does() {

@@ -18,6 +18,7 @@ use async_nats::jetstream::{self, ErrorCode};
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use outbox::wire;
+use servers::nats_version;
 use tracing::{info, warn};
 
 pub(crate) use self::going_back::rewind;
@@ -52,6 +53,22 @@ const ACK_PENDING_UNCHOSEN: i64 = 1_000;
 pub async fn stream(nats: &Client, config: &Config) -> Result<Stream, Error> {
     let stream = servers::jetstream_of(nats).get_stream(&config.stream).await;
     stream.map_err(Error::jetstream("look up the stream"))
+}
+
+/// Refuses a server that misreads headers, be it the one to which the client is connected or the stream's
+/// leader: such a server may hand events to the inbox that were stored twice, or never.
+pub(crate) fn check_server(nats: &Client, stream: &Stream) -> Result<(), Error> {
+    let version = nats.server_info().version;
+    let server = match nats_version::misreads_headers(&version) {
+        true => Some(format!("nats-server {version}")),
+        false => nats_version::misreading_leader(&version, &stream.cached_info().config.metadata),
+    };
+    server.map_or(Ok(()), |server| {
+        Err(Error::Refused {
+            problem: format!("{server} takes what an event says for headers of the broker"),
+            hint: nats_version::UPGRADE,
+        })
+    })
 }
 
 /// When the stream was created, as precisely as the inbox's tables keep it.

@@ -105,6 +105,7 @@ impl Source {
         (tally, unanswered): (&Arc<Tally>, &Arc<Unanswered>),
     ) -> Result<Self, Error> {
         let stream = durable_consumer::stream(nats, config).await?;
+        durable_consumer::check_server(nats, &stream)?;
         let name = config.durable();
         let (consumer, _) = durable_consumer::open(&stream, config).await?;
         let last = stream.cached_info().state.last_sequence;

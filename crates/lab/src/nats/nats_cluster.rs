@@ -53,6 +53,15 @@ impl NatsCluster {
     ///
     /// As for [`Nats::start`].
     pub async fn start(options: NatsOptions) -> Result<Self> {
+        Self::of([options.clone(), options.clone(), options]).await
+    }
+
+    /// Starts three servers, each in its own way, such as in another version.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Nats::start`].
+    pub async fn of(options: [NatsOptions; NODES]) -> Result<Self> {
         let ports: Vec<Port> = (0..NODES).map(|_| Port::reserve()).collect::<Result<_>>()?;
         let mut links = Vec::new();
         for second in 1..NODES {
@@ -64,7 +73,7 @@ impl NatsCluster {
         let prepare = |node: usize| {
             let routes = links.iter().filter(|link| link.between[1] == node);
             let routes = routes.map(|link| link.proxy.addr()).collect();
-            let mut options = options.clone();
+            let mut options = options[node].clone();
             options.config.extend(membership(ports[node].addr(), routes));
             Nats::prepare(&options)
         };

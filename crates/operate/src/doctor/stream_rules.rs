@@ -13,6 +13,7 @@ use super::facts::{Overlap, Seen};
 pub(super) const RULES: &[Rule<Seen>] = &[
     rule("stream-exists", "the stream exists", exists),
     rule("stream-overlap", "no other stream takes its subjects", overlap).before_setup(),
+    rule("stream-leader", "its leader reads headers right", |it| finding(it, "leader")),
     rule("stream-subjects", "it takes every subject of the relay", |it| finding(it, "subjects")),
     rule("stream-storage", "it is kept on disk", |it| finding(it, "storage")),
     rule("stream-persistence", "it writes before it acknowledges", |it| finding(it, "persistence")),

@@ -47,8 +47,8 @@ pub struct Finding {
     pub fix: String,
 }
 
-/// Refuses a server that misreads headers. Of a cluster only the one is known to which the client is
-/// connected.
+/// Refuses a server that misreads headers: the one to which the client is connected. [`findings`] know
+/// the stream's leader.
 pub fn check_server(client: &Client) -> Result<(), Error> {
     let version = client.server_info().version;
     if !nats_version::misreads_headers(&version) {
@@ -100,7 +100,8 @@ pub fn findings(config: &Config, stream: &Stream, version: &str) -> Vec<Finding>
             applies.then_some(Finding { about, fatal, reason, fix })
         }
     };
-    let fatal = losses(config, stream).into_iter().filter_map(finding(true));
+    let fatal = [leader(stream, version)].into_iter().chain(losses(config, stream));
+    let fatal = fatal.filter_map(finding(true));
     // Without ids nothing but the fence keeps events single.
     let batches = finding(config.needs_fence())(batches(config, stream, version));
     let weaknesses = weaknesses(config, stream).into_iter().filter_map(finding(false));
@@ -138,6 +139,16 @@ pub fn displaced(config: &Config, message: &StoredMessage<'_>) -> Option<(String
     let event = wire::parse_event(headers, Bytes::new()).ok().filter(|_| !is_copy)?;
     let wanted = config.routing().subject(&event).ok()?;
     (wanted != message.subject).then(|| (message.subject.clone().into_owned(), wanted))
+}
+
+/// A leader that misreads headers.
+fn leader(stream: &Stream, connected: &str) -> Check {
+    let found = nats_version::misreading_leader(connected, &stream.metadata);
+    let reason = format!(
+        "its leader is {}, which takes what an event says for headers of the broker",
+        found.as_deref().unwrap_or_default()
+    );
+    ("leader", found.is_some(), reason, nats_version::UPGRADE.into())
 }
 
 /// What fenced mode needs.
