@@ -41,12 +41,19 @@ impl Origin {
 
 /// Which message: identifies it among all that ever were in streams of one name. Later ones are
 /// greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MessageId {
     pub(crate) stream_created: Option<Timestamp>,
     pub(crate) seq: u64,
     /// A stream that comes back without its end has other messages of the same sequences.
     pub(crate) key: Key,
+}
+
+/// Few messages that are held at a time have the same sequence, and nobody chooses it.
+impl Hash for MessageId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.seq.hash(state);
+    }
 }
 
 /// A message of the stream, understood as far as it can be.
@@ -103,7 +110,11 @@ impl Message {
             key,
             event,
             // PostgreSQL's texts have no NUL.
-            subject: subject.replace('\0', "\u{fffd}"),
+            subject: if subject.contains('\0') {
+                subject.replace('\0', "\u{fffd}")
+            } else {
+                subject
+            },
             header_bytes: header_bytes(&headers),
             headers,
             raw_headers: None,
@@ -127,7 +138,11 @@ impl Message {
 
     /// Whether the broker itself stored it, in place of a message that is gone.
     pub(crate) fn is_marker(&self) -> bool {
-        self.headers.get(wire::header::MARKER_REASON).is_some()
+        // Looked up, the name would be made anew.
+        self.headers.iter().any(|(name, _)| {
+            let name: &str = name.as_ref();
+            name == wire::header::MARKER_REASON
+        })
     }
 
     pub(crate) fn id(&self) -> MessageId {
@@ -140,7 +155,7 @@ impl Message {
         let mut hasher = DefaultHasher::new();
         match &self.event {
             Ok(event) => (&*event.aggregate_type, &*event.aggregate_id).hash(&mut hasher),
-            Err(_) => self.id().hash(&mut hasher),
+            Err(_) => (self.stream_created, self.stream_seq, self.key).hash(&mut hasher),
         }
         hasher.finish()
     }

@@ -1,12 +1,15 @@
 //! What the jobs of a consumer count, for its status.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::record::{Cause, ClaimReply};
-use crate::status::{Attempts, Claims, DeadLetterCounts, LeaseCounts, Status};
+use crate::status::{
+    Attempts, Claims, DeadLetterCounts, Handler, LeaseCounts, State, Status, Summary,
+};
 
 /// Counted since the process began, by jobs that run side by side.
 #[derive(Debug, Default)]
@@ -85,7 +88,18 @@ impl Tally {
             markers: read(&self.markers),
             attempts: self.attempts.clone(),
             went_back_at: self.went_back_at(),
-            ..Status::default()
+            // Each turn asks for it: not the default, which makes other `Attempts`.
+            state: State::default(),
+            paused: None,
+            paused_by: None,
+            handler: Handler::default(),
+            busy: 0,
+            lanes: 0,
+            held: 0,
+            left: 0,
+            counts: Summary::default(),
+            held_up: Arc::default(),
+            parts: Vec::new(),
         }
     }
 }

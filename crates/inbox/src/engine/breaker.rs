@@ -155,6 +155,11 @@ impl Breaker {
         taken
     }
 
+    /// Whether every event that was taken may still be handed to the handler.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
     /// Whether an event that was taken may still be handed to the handler.
     pub(crate) fn may_begin(&self, id: MessageId) -> bool {
         match self.phase {
@@ -283,6 +288,9 @@ impl Breaker {
 
     /// An event has had its end.
     pub(crate) fn forget(&mut self, id: MessageId) {
+        if self.failing.is_empty() && self.suspects.is_empty() {
+            return; // A suspect is on trial, if anything is.
+        }
         self.failing.remove(&id);
         self.suspects.remove(&id);
         self.trial = self.trial.filter(|trial| *trial != id);

@@ -427,9 +427,12 @@ impl ConsumerEngine {
     /// Lets handlers have what is claimed. What may not begin is given back, and costs no attempt.
     fn hand_over(&mut self, now: Instant) {
         let may_begin = self.phase == Phase::Running && self.paused_by(now).is_none();
-        let may_begin = |id| may_begin && self.breaker.may_begin(id);
-        let withdrawn = self.groups.withdraw(may_begin);
-        self.push(withdrawn, Effect::Withdraw);
+        // Hundreds may wait, and mostly all of them may begin.
+        if !(may_begin && self.breaker.is_closed()) {
+            let may_begin = |id| may_begin && self.breaker.may_begin(id);
+            let withdrawn = self.groups.withdraw(may_begin);
+            self.push(withdrawn, Effect::Withdraw);
+        }
         let handed = self.groups.hand_over(now);
         self.push(handed, Effect::Handle);
     }

@@ -2,7 +2,6 @@ mod lanes_hold;
 mod left;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -292,9 +291,11 @@ impl Lanes {
         lane.busy -= 1;
         self.busy -= 1;
         if lane.busy == 0 {
-            let unresolved = mem::take(&mut lane.taken).into_iter().filter_map(|(_, item)| item);
-            lane.queue.extend(unresolved);
-            lane.queue.make_contiguous().sort_by_key(Item::id);
+            let before = lane.queue.len();
+            lane.queue.extend(lane.taken.drain(..).filter_map(|(_, item)| item));
+            if lane.queue.len() > before {
+                lane.queue.make_contiguous().sort_by_key(Item::id);
+            }
             self.list(key, now);
         }
         reply

@@ -133,7 +133,7 @@ impl Keyring {
         {
             return Ok(current);
         }
-        let current = Arc::new(self.given.read().await?);
+        let current = Arc::new(Box::pin(self.given.read()).await?);
         let read = Some((Instant::now(), Arc::clone(&current)));
         *self.read.lock().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(current)

@@ -83,6 +83,7 @@ async fn confirm(
     let mut open = true;
     let mut look = tokio::time::interval(ANSWER_DEADLINE / 5);
     while open || !pending.is_empty() {
+        replies.reserve(queued.len().min(TOGETHER_MAX));
         tokio::select! {
             answer = answers.next() => {
                 let Some(answer) = answer else { return };

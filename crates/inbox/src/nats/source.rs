@@ -317,7 +317,7 @@ impl Source {
                 },
             };
             let Some(message) = next else { break };
-            let message = match message {
+            let mut message = match message {
                 // Nobody has looked whether the stream is the same behind another connection.
                 Ok(_) if reconnects::count(&self.nats) != connects => return Ok(Pulled::All),
                 Ok(message) => message,
@@ -330,7 +330,7 @@ impl Source {
             received += 1;
             let place = Place::of(&message.info().map_err(Error::jetstream(PULLING))?);
             let (seq, redelivered) = (place.consumer_seq, place.redelivered);
-            let reply = message.reply.clone();
+            let reply = message.message.reply.take();
             let message = match lacks_body(&message) {
                 true => self.read_whole(place.stream_seq).await?,
                 false => Some(self.understood(message.message, &place)),

@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -75,19 +76,22 @@ impl<H: LeasedHandler> UnderLeases<H> {
         begins: oneshot::Receiver<()>,
         reports: &Reports,
     ) {
-        let handling = async {
-            begins.await.ok()?;
-            let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
-            let began = Instant::now();
-            let verdict = verdict_of(self.handler.handle(delivery)).await;
-            let decision = context.decide(verdict, claimed.tried());
-            attempt.end(&decision);
-            Some((decision, began.elapsed()))
-        };
-        let ended = tokio::select! {
-            biased;
-            over = lease.over() => Err(over),
-            decision = handling => Ok(decision),
+        let ended = {
+            // Pinned here: moved into what selects, it would take its room twice.
+            let mut handling = pin!(async {
+                begins.await.ok()?;
+                let (delivery, attempt) = context.delivery(&item.message, claimed.attempts);
+                let began = Instant::now();
+                let verdict = verdict_of(self.handler.handle(delivery)).await;
+                let decision = context.decide(verdict, claimed.tried());
+                attempt.end(&decision);
+                Some((decision, began.elapsed()))
+            });
+            tokio::select! {
+                biased;
+                over = lease.over() => Err(over),
+                decision = &mut handling => Ok(decision),
+            }
         };
         // Sending fails only when the session is gone.
         let _ = reports.send(Said::Left(item.id())).await;
@@ -193,10 +197,8 @@ async fn write_all(context: &Context, batch: &mut Vec<Ended>) {
         match answered("write down verdicts", writing).await {
             Ok(reports) => {
                 context.pool.put(store);
-                for (it, report) in batch.drain(..reports.len()).zip(reports) {
-                    it.report(report).await;
-                }
-                return;
+                let written = reports.len();
+                return report_all(batch.drain(..written).zip(reports)).await;
             }
             Err(error) => {
                 trouble(context, &error);
@@ -204,6 +206,23 @@ async fn write_all(context: &Context, batch: &mut Vec<Ended>) {
             }
         }
     }
+}
+
+/// Those of a session that follow each other are reported together.
+async fn report_all(ended: impl Iterator<Item = (Ended, Report)>) {
+    let mut together: Option<(Reports, Vec<Report>)> = None;
+    for (it, report) in ended {
+        match &mut together {
+            Some((to, reports)) if to.same_channel(&it.reports) => reports.push(report),
+            _ => tell(together.replace((it.reports, vec![report]))).await,
+        }
+    }
+    tell(together).await;
+}
+
+async fn tell(together: Option<(Reports, Vec<Report>)>) {
+    let Some((to, reports)) = together else { return };
+    let _ = to.send(Said::Reported(reports)).await; // fails when the session is gone
 }
 
 /// One of them is refused by the database, or locked by somebody: it must not keep the others from

@@ -257,8 +257,9 @@ impl<W: Work> Session<W> {
         let now = Instant::now();
         match said {
             Said::Reported(reports) => {
+                let time = Timestamp::now();
                 for report in reports {
-                    self.engine.reported(now, Timestamp::now(), report, rand::random());
+                    self.engine.reported(now, time, report, rand::random());
                 }
             }
             Said::Claimed(group) => {

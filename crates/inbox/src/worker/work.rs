@@ -1,5 +1,6 @@
 //! What the two ways of handling events have in common.
 
+use std::any::Any;
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -453,13 +454,13 @@ impl Context {
 }
 
 /// What a handler says; that it panicked is for another attempt to mend.
-pub(crate) async fn verdict_of(handling: impl Future<Output = Verdict>) -> Verdict {
-    let verdict = AssertUnwindSafe(handling).catch_unwind().await;
-    verdict.unwrap_or_else(|panic| {
+pub(crate) fn verdict_of(handling: impl Future<Output = Verdict>) -> impl Future<Output = Verdict> {
+    let panicked = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         Verdict::retry(format!("the handler panicked: {}", text.unwrap_or("for no given reason")))
-    })
+    };
+    AssertUnwindSafe(handling).catch_unwind().map(move |it| it.unwrap_or_else(panicked))
 }
 
 /// Says what went wrong; if the database is to blame, to those who wait for it.

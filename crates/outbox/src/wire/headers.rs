@@ -81,7 +81,9 @@ pub fn parse_event<'a>(
     headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     payload: Bytes,
 ) -> Result<Event, Malformed> {
-    let headers: Vec<_> = headers.into_iter().collect();
+    let mut found = Vec::with_capacity(16); // as many as there are, mostly
+    found.extend(headers);
+    let headers = found;
     let escaped = headers.iter().find(|(name, _)| *name == header::ESCAPED).map_or("", |it| it.1);
     let fields = Fields { headers: &headers, escaped };
 
