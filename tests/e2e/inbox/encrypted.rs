@@ -195,6 +195,8 @@ async fn whose_key_is_destroyed_is_forgotten_and_nobody_else() {
     let ada = shop.register("p-1", ADA).await;
     let ben = shop.register("p-2", BEN).await;
     let (of_ada, of_ben) = (json!({ "email": ADA }), json!({ "email": BEN }));
+    // A consumer that nothing was delivered to has nowhere to go back to.
+    shop.wait_handled(ben, 1, &of_ben).await;
     shop.rewind().await;
     shop.wait_handled(ada, 2, &of_ada).await;
     shop.wait_handled(ben, 2, &of_ben).await;
