@@ -1,6 +1,5 @@
 //! The log as a source: a slot brings what is committed, and is told how far everything is resolved.
 
-mod awaited_slot;
 mod books_jobs;
 mod jobs;
 mod log_stream;
@@ -9,6 +8,7 @@ mod open;
 mod replay_jobs;
 mod replay_source;
 mod scan_jobs;
+mod slot_creation;
 mod wal_reader;
 
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use tracing::info;
 
-use self::awaited_slot::AwaitedSlot;
 use self::jobs::long_job;
 use self::log_stream::LogStream;
 use self::mark_jobs::MarkStores;
 pub(super) use self::open::{open, start};
 pub(crate) use self::replay_source::{OpenReplay, Page};
+use self::slot_creation::AwaitedSlot;
 use super::stream_comparison::{self, HistoryWatch};
 use super::{Done, Ended, Job};
 use crate::config::Config;

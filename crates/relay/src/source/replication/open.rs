@@ -10,9 +10,9 @@ use pgoutput::Lsn;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::awaited_slot::{AwaitedSlot, Made, Making, make};
 use super::log_stream::LogStream;
 use super::mark_jobs::MarkStores;
+use super::slot_creation::{AwaitedSlot, Made, Making, make};
 use super::{Log, Replication};
 use crate::config::{self, Config, MarkBy, OnPark};
 use crate::engine::{
