@@ -34,6 +34,7 @@ mod foreign_messages;
 mod frozen;
 mod gaps;
 mod gone_back;
+mod horizon;
 mod inbox;
 mod keyed;
 mod late_marks;

@@ -10,6 +10,8 @@ use async_nats::jetstream::stream::{
 };
 use support::{DEADLINE, Relay, TestEnv, until};
 
+use crate::doctor::nats_commands;
+
 // proves: G-SETUP-1
 #[tokio::test(flavor = "multi_thread")]
 async fn setup_can_run_again_also_beside_a_relay() {
@@ -353,4 +355,40 @@ mod long {
             assert!(status.success(), "{status}:\n{}{}", one.stdout(), one.log());
         }
     }
+}
+
+/// Whether the own stream is there or not. What is said is done, one after the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_takes_subjects_of_the_stream_is_named_with_what_ends_it() {
+    let env = TestEnv::new().await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let stream = |name: &str, subjects: &[&str]| Config {
+        name: name.into(),
+        subjects: subjects.iter().map(|&it| it.into()).collect(),
+        ..Config::default()
+    };
+    let one = stream("ONE", &["outbox.order.*", "other.x"]);
+    jetstream.create_stream(one).await.expect("create a stream");
+    let two = stream("TWO", &["outbox.bill.Paid", "other.y"]);
+    jetstream.create_stream(two).await.expect("create a stream");
+    let (_, told) = env.ends_with(4, &["setup"]).await;
+    assert!(told.contains("stream ONE takes outbox.order.*"), "{told}");
+    assert!(told.contains("stream TWO takes outbox.bill.Paid"), "{told}");
+    let own = stream("OUTBOX", &["outbox.customer.*"]);
+    jetstream.create_stream(own).await.expect("create a stream");
+    let (_, again) = env.ends_with(4, &["setup"]).await;
+    assert!(again.contains("stream ONE takes outbox.order.*"), "{again}");
+    for other in ["ONE", "TWO"] {
+        let commands = again.split('`').filter(|it| it.starts_with("nats stream edit"));
+        let command = commands.into_iter().find(|it| it.contains(other)).expect("a command");
+        nats_commands::run(&env, command).await;
+    }
+    let (_, told) = env.ends_with(4, &["setup"]).await;
+    assert!(told.contains("OUTBOX") && !told.contains("ONE"), "{told}");
+    jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
+    env.setup().await;
+    let _relay = env.relay();
+    let ids = env.insert(5).await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, ids);
 }

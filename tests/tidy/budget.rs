@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11380),
     ("lab", 6631),
-    ("operate", 13907),
+    ("operate", 13988),
     ("outbox", 2165),
     ("pgoutput", 481),
     ("relay", 18040),
-    ("servers", 2424),
-    ("tailpost", 12797),
+    ("servers", 2425),
+    ("tailpost", 12812),
 ];
 
 /// Settings of the configuration file.

@@ -8,6 +8,7 @@ use relay::access::{Backlog, COUNT_MAX, Connection, direct_get, standby_slots, s
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
 use crate::dead_letters::Filter;
+use crate::horizon;
 use crate::maintain::{end, is_short};
 use crate::report::{
     LostReport, OutboxReport, PartitionsStatus, RewindReport, ShardReport, SlotReport,
@@ -84,6 +85,8 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
             }
         }
     }
+    let holders = horizon::holders(store).await?;
+    report.warnings.extend(holders.iter().map(|it| format!("{}: {}", it.said(), it.remedy().text)));
     warn_of_rows(&mut report);
     warn_of_retention(&mut report);
     Ok(report)

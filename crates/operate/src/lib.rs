@@ -9,6 +9,7 @@ pub mod dead_letters;
 mod doctor;
 pub mod event_search;
 pub mod explain;
+mod horizon;
 mod inspect;
 mod maintain;
 mod partitioning;

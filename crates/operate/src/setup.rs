@@ -20,6 +20,7 @@ use serde_json::Value;
 use servers::nats_version::takes_batches;
 use tokio_postgres::error::SqlState;
 
+use super::doctor::{overlaps, taken};
 use super::maintain::make_ahead;
 use super::partitioning::{begin, convert};
 use crate::retire::retire;
@@ -385,6 +386,7 @@ async fn ensure_stream(
     client: &Client,
     context: &Context,
 ) -> Result<(Vec<SetupStep>, Vec<String>), Error> {
+    Box::pin(check_takers(config, client)).await?;
     let name = &config.stream.name;
     let version = client.server_info().version;
     let batches = takes_batches(&version);
@@ -399,7 +401,7 @@ async fn ensure_stream(
                     let found = stream_check::look(client, name).await?;
                     (false, found.cached_info().clone())
                 }
-                Err(error) => return Err(refused(context, wanted, error).await),
+                Err(error) => return Err(refused(&wanted, error)),
             }
         }
     };
@@ -457,34 +459,27 @@ fn code(error: &CreateStreamError) -> Option<ErrorCode> {
     }
 }
 
-/// Says so if another stream takes some of the subjects, as one does that was made for another number
-/// of shards.
-async fn refused(context: &Context, wanted: Stream, error: CreateStreamError) -> Error {
+/// Another stream must not take subjects, as one does that was made for another number of shards.
+/// Where this user may not ask, the broker refuses them.
+async fn check_takers(config: &Config, client: &Client) -> Result<(), Error> {
+    let found = overlaps(client, config).await.unwrap_or_default();
+    let Some((who, remedies)) = taken(config, &found) else { return Ok(()) };
+    let fix: Vec<_> = remedies.iter().map(|it| format!("`{}`", it.text)).collect();
+    let reason = format!("{who}, which this one is to take");
+    Err(Error::stream(&config.stream.name, &reason, fix.join(", and ")))
+}
+
+fn refused(wanted: &Stream, error: CreateStreamError) -> Error {
     let fix = match code(&error) {
-        Some(ErrorCode::STREAM_SUBJECT_OVERLAP) => None,
         Some(
             ErrorCode::STREAM_MAX_BYTES_REQUIRED
             | ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED
             | ErrorCode::STORAGE_RESOURCES_EXCEEDED,
-        ) => Some("set stream.max_bytes to what the account has room for (`nats account info`)"),
+        ) => "set stream.max_bytes to what the account has room for (`nats account info`)",
         Some(ErrorCode::MAXIMUM_STREAMS_LIMIT) => {
-            Some("delete a stream of the account, or raise its limit of streams")
+            "delete a stream of the account, or raise its limit of streams"
         }
         _ => return Error::jetstream("create the stream")(error),
     };
-    if let Some(fix) = fix {
-        return Error::stream(&wanted.name, &error.to_string(), fix.into());
-    }
-    let mut other = None;
-    for subject in &wanted.subjects {
-        other = other.or(context.stream_by_subject(subject.as_str()).await.ok());
-    }
-    let other = other.unwrap_or_else(|| "NAME".into());
-    let subjects = wanted.subjects.join(", ");
-    let reason = format!("stream \"{other}\" takes subjects that this one is to take: {subjects}");
-    let fix = format!(
-        "let {other} take less: `nats stream edit {other} --subjects 'outbox.*.*'` in place of \
-         'outbox.>', for instance"
-    );
-    Error::stream(&wanted.name, &reason, fix)
+    Error::stream(&wanted.name, &error.to_string(), fix.into())
 }

@@ -220,8 +220,9 @@ impl Error {
             Self::Invalid { .. } => None,
             Self::Busy { .. } => Some("try again in a second".into()),
             Self::HandedOn { .. } => Some(
-                "name the database server itself in postgres.url, or a pooler in session mode \
-                 (PgBouncer: pool_mode = session, server_reset_query = DISCARD ALL)"
+                "name the database server itself in postgres.url (Amazon RDS: the instance or \
+                 cluster, not RDS Proxy), or a pooler in session mode (PgBouncer: pool_mode = \
+                 session, server_reset_query = DISCARD ALL)"
                     .into(),
             ),
             Self::File { role, .. } => {

@@ -80,3 +80,23 @@ async fn a_pooler_that_lends_transactions_is_refused_by_name() {
     assert_eq!(status.code(), Some(4), "{}", relay.log());
     assert!(relay.log().contains("transaction mode"), "{}", relay.log());
 }
+
+/// An inbox, too: where it begins, and where the tables are there.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_refuses_a_pooler_that_lends_transactions() {
+    let (mut env, pooler) = through(Lends::Transactions).await;
+    let through = format!("postgres://postgres@{}/postgres", pooler.addr);
+    let (direct, service) = (env.postgres.url("postgres"), Service::start().await);
+    env.set("DATABASE_URL", &direct);
+    env.setup().await;
+    for is_set_up in [false, true] {
+        env.set("DATABASE_URL", &through);
+        for args in [&["inbox", "setup"][..], &service.args().each_ref().map(String::as_str)] {
+            let (_, told) = env.ends_with(4, args).await;
+            assert!(told.contains("transaction mode"), "{is_set_up}, {args:?}: {told}");
+            assert!(told.contains("pool_mode = session"), "{is_set_up}, {args:?}: {told}");
+        }
+        env.set("DATABASE_URL", &direct);
+        env.ends_with(0, &["inbox", "setup"]).await;
+    }
+}

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use support::TestEnv;
 
 /// Runs a command of `nats stream` or `nats consumer`.
-pub(super) async fn run(env: &TestEnv, command: &str) {
+pub(crate) async fn run(env: &TestEnv, command: &str) {
     let words: Vec<&str> = command.split(' ').collect();
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     match words.as_slice() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::locks::Lock;
 use super::triggers::BeforeRows;
 use crate::checks::Skip;
+use crate::horizon::Holder;
 use async_nats::jetstream::stream::Config as Stream;
 use relay::Config;
 use relay::access::columns::Misfit;
@@ -122,7 +123,8 @@ pub(crate) struct Server {
     pub(crate) walsenders: i64,
     /// Connections of relays that poll.
     pub(crate) pollers: i64,
-    pub(crate) oldest: Option<OldTransaction>,
+    #[serde(skip)]
+    pub(crate) holders: Vec<Holder>,
     /// The server's clock less this machine's, in seconds, and how exact that is.
     #[serde(skip)]
     pub(crate) clock_ahead: f64,
@@ -154,16 +156,6 @@ pub(crate) struct AnySlot {
     pub(crate) pid: Option<i32>,
     /// What it reads of this database, as far as our role may know.
     pub(crate) publications: Option<String>,
-}
-
-/// The transaction that began first.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-pub(crate) struct OldTransaction {
-    /// The process; `None` if it is prepared.
-    pub(crate) pid: Option<i32>,
-    /// The application, or the name of the prepared transaction.
-    pub(crate) name: String,
-    pub(crate) seconds: f64,
 }
 
 /// The role that Tailpost logs in as.

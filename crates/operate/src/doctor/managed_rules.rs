@@ -168,7 +168,7 @@ fn direct_host(seen: &Seen) -> Judged {
             "db.PROJECT.supabase.co, which is IPv6 unless IPv4 is paid for".to_owned()
         }
         _ if host.contains(".proxy-") && host.ends_with(".rds.amazonaws.com") => {
-            "the instance or cluster behind the proxy".to_owned()
+            "the instance or cluster behind RDS Proxy".to_owned()
         }
         _ => return ok(host.to_owned()),
     };

@@ -108,7 +108,7 @@ pub(super) async fn stream(
 }
 
 /// Other streams that take some of the subjects.
-pub(super) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap>> {
+pub(crate) async fn overlaps(client: &Client, own: &Config) -> Known<Vec<Overlap>> {
     let mut found: Vec<Overlap> = Vec::new();
     for pattern in own.stream.subjects.iter().chain(&own.routing().patterns()) {
         let request = json!({ "subject": pattern });

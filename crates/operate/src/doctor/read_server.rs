@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use crate::checks::Skip;
+use crate::horizon;
 use jiff::Timestamp;
 use relay::access::connection::{Bound, Connection};
 use relay::access::{Replication, standby_slots};
@@ -55,7 +56,7 @@ const CUSTOM: &[&str] = &[
 ];
 
 /// The facts about the server. Settings are as the role's sessions begin with them, whatever was set
-/// here. Walsenders have transactions of their own, and those of this session do not count.
+/// here.
 const SERVER: &str = "
     SELECT current_setting('server_version_num')::int AS version,
         current_setting('server_version') AS version_text, current_database() AS database,
@@ -81,16 +82,6 @@ const SERVER: &str = "
         (SELECT count(*) FROM pg_stat_replication) AS walsenders,
         (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
              AND datname = current_database()) AS pollers,
-        (SELECT to_jsonb(t) FROM (
-            SELECT pid, coalesce(application_name, '') AS name,
-                extract(epoch FROM clock_timestamp() - xact_start)::float8 AS seconds
-            FROM pg_stat_activity
-            WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()
-                AND backend_type = 'client backend'
-            UNION ALL
-            SELECT NULL, gid, extract(epoch FROM clock_timestamp() - prepared)::float8
-            FROM pg_prepared_xacts
-            ORDER BY seconds DESC LIMIT 1) AS t) AS oldest,
         ARRAY(SELECT rolname::text FROM pg_roles WHERE rolname = ANY($3::text[])
               UNION ALL
               SELECT name FROM unnest($2::text[]) AS name
@@ -150,7 +141,8 @@ pub(super) async fn server(connection: &Connection) -> Result<Server, Error> {
     let mut server = connection.read::<Server>("look at the server", SERVER, &parameters).await?;
     let server = server.pop().ok_or(Error::Stalled("the server gave no answer"))?;
     let clock_ahead = told.duration_since(before).as_secs_f64() - half;
-    Ok(Server { clock_ahead, clock_error: half, ..server })
+    let holders = horizon::holders(connection).await?;
+    Ok(Server { clock_ahead, clock_error: half, holders, ..server })
 }
 
 pub(super) async fn role(connection: &Connection, schema: &str) -> Result<Role, Error> {

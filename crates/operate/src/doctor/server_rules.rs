@@ -1,6 +1,7 @@
 //! What the database server has to be like.
 
 use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
+use crate::horizon::Holder;
 use outbox::quote;
 use relay::Mode;
 use relay::access::encoding;
@@ -10,9 +11,6 @@ use super::facts::{Failure, Seen};
 
 /// Connections of a relay: the replication connection and those for statements, at their peak.
 const CONNECTIONS: i64 = 10;
-
-/// The longest that a transaction may be open without a warning.
-const OLD_SECONDS: f64 = 300.0;
 
 /// Clocks may differ by so much.
 const CLOCK_SECONDS: f64 = 5.0;
@@ -24,7 +22,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("postgres-encoding", "a relay reads the database's texts", database_encoding),
     rule("postgres-encryption", "the connection is encrypted", encryption),
     rule("postgres-connections", "there are connections for a relay", connections),
-    rule("postgres-old-transactions", "no transaction is open for long", old_transactions),
+    rule("postgres-old-transactions", "nothing keeps old rows for long", old_transactions),
     rule("postgres-clock", "the server's clock agrees with this machine's", clock),
 ];
 
@@ -127,29 +125,12 @@ fn connections(seen: &Seen) -> Judged {
 }
 
 fn old_transactions(seen: &Seen) -> Judged {
-    let Some(oldest) = &seen.server()?.oldest else {
-        return ok("none is open that this role may see");
-    };
-    let age = format!("{:.0} s", oldest.seconds);
-    if oldest.seconds < OLD_SECONDS {
-        return ok(format!("the oldest is {age} old"));
+    let holders = &seen.server()?.holders;
+    if holders.is_empty() {
+        return ok("nothing that this role may see keeps old rows for long");
     }
-    let (evidence, remedy) = match oldest.pid {
-        Some(pid) => (
-            format!("process {pid} ({}) has one open for {age}", oldest.name),
-            Remedy::sql(format!("SELECT pg_terminate_backend({pid})"))
-                .with_caution("look first what it does: its transaction is undone"),
-        ),
-        None => (
-            format!("transaction {} is prepared for {age}", oldest.name),
-            Remedy::sql(format!("ROLLBACK PREPARED '{}'", oldest.name.replace('\'', "''")))
-                .with_caution(
-                    "ask its coordinator first: where others have committed it has to be COMMIT \
-                     PREPARED",
-                ),
-        ),
-    };
-    warning(format!("{evidence}: a new slot waits for it, and vacuum removes no rows"), [remedy])
+    let said: Vec<_> = holders.iter().map(Holder::said).collect();
+    warning(said.join("; "), holders.iter().map(Holder::remedy))
 }
 
 fn database_encoding(seen: &Seen) -> Judged {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::checks::{Category, Judged, Remedy, Rule, Severity, error, ok, shell_word, warning};
 use async_nats::jetstream::stream::Config as Stream;
 use outbox::wire::subjects_overlap;
-use relay::Mode;
 use relay::access::stream_check;
+use relay::{Config, Mode};
 
 use super::facts::{Overlap, Seen};
 
@@ -69,22 +69,29 @@ fn exists(seen: &Seen) -> Judged {
 
 fn overlap(seen: &Seen) -> Judged {
     let found = seen.shard.overlaps.as_ref().map_err(Clone::clone)?;
-    if found.is_empty() {
-        return ok("none does");
+    match taken(&seen.config, found) {
+        None => ok("none does"),
+        Some((evidence, remedies)) => error(evidence, remedies),
     }
-    let ours = [seen.config.stream.subjects.clone(), seen.config.routing().patterns()].concat();
+}
+
+/// What other streams take of ours, and what ends that.
+pub(crate) fn taken(config: &Config, found: &[Overlap]) -> Option<(String, Vec<Remedy>)> {
+    let ours = [config.stream.subjects.clone(), config.routing().patterns()].concat();
     let is_ours = |subject: &&String| ours.iter().any(|it| subjects_overlap(it, subject));
     let (mut evidence, mut remedies) = (Vec::new(), Vec::new());
     for Overlap { stream, takes } in found {
         let (taken, left): (Vec<&String>, Vec<&String>) = takes.iter().partition(is_ours);
         let join = |all: &[&String]| all.iter().map(|it| it.as_str()).collect::<Vec<_>>().join(",");
         evidence.push(format!("stream {stream} takes {}", join(&taken)));
-        remedies.extend(match left.is_empty() {
-            false => edit(stream, &format!("--subjects {}", quoted(&join(&left)))),
-            true => vec![Remedy::setting("stream.name", stream)],
+        remedies.extend(match (left.is_empty(), config.shard()) {
+            (false, _) => edit(stream, &format!("--subjects {}", quoted(&join(&left)))),
+            (true, None) => vec![Remedy::setting("stream.name", stream)],
+            // Subjects of shards are longer.
+            (true, Some(_)) => edit(stream, "--subjects 'outbox.*.*'"),
         });
     }
-    error(evidence.join("; "), remedies)
+    (!evidence.is_empty()).then(|| (evidence.join("; "), remedies))
 }
 
 /// What the relay itself would say at its start.

@@ -1,9 +1,10 @@
 //! The rules on facts alone: providers, versions, ages and clocks that no test server has.
 
 use crate::checks::Severity;
+use crate::horizon::{Holder, Kind};
 use tokio_postgres::error::SqlState;
 
-use super::facts::{AnySlot, Broker, OldTransaction, Permissions, Reader, SlotFacts, Subjects};
+use super::facts::{AnySlot, Broker, Permissions, Reader, SlotFacts, Subjects};
 use super::*;
 
 fn config(url: &str) -> Config {
@@ -199,18 +200,39 @@ fn a_slot_that_nobody_reads_is_soon_gone_at_neon() {
 }
 
 #[test]
-fn old_transactions_are_named_with_what_ends_them() {
+fn who_keeps_old_rows_is_named_with_what_ends_it() {
     let id = "postgres-old-transactions";
-    let open = |pid, seconds| {
-        move |it: &mut Server| {
-            it.oldest = Some(OldTransaction { pid, name: "it's".into(), seconds });
-        }
+    let held = |kind, pid, is_here, has_written| Holder {
+        kind,
+        pid,
+        name: "it's".into(),
+        has_written,
+        is_here,
+        database: Some("shop".into()),
+        seconds: Some(301.0),
+        transactions: 17,
     };
-    assert_eq!(of_server(open(Some(17), 299.0), id).0, Severity::Ok);
-    let (severity, remedies) = of_server(open(Some(17), 301.0), id);
-    assert_eq!((severity, &*remedies[0]), (Severity::Warning, "SELECT pg_terminate_backend(17)"));
-    let (_, remedies) = of_server(open(None, 301.0), id);
-    assert_eq!(remedies, ["ROLLBACK PREPARED 'it''s'"]);
+    assert_eq!(of_server(|_| {}, id).0, Severity::Ok);
+    let on_standby = "on the standby, end the query that needs the rows (pg_stat_activity), or set \
+                      hot_standby_feedback = off";
+    for (kind, pid, remedy) in [
+        (Kind::Session, Some(17), "SELECT pg_terminate_backend(17)"),
+        (Kind::Prepared, None, "ROLLBACK PREPARED 'it''s'"),
+        (Kind::Slot, None, "SELECT pg_drop_replication_slot('it''s')"),
+        (Kind::Slot, Some(17), on_standby),
+        (Kind::Standby, Some(17), on_standby),
+    ] {
+        let (severity, remedies) =
+            of_server(|it| it.holders = vec![held(kind, pid, true, false)], id);
+        assert_eq!((severity, &*remedies[0]), (Severity::Warning, remedy));
+    }
+    let said = |is_here, has_written| held(Kind::Prepared, None, is_here, has_written).said();
+    assert_eq!(
+        said(false, true),
+        "transaction it's is prepared for 301 s, 17 transactions ago: a new slot waits for it"
+    );
+    assert!(said(true, true).contains("a new slot waits for it, vacuum"));
+    assert!(said(true, false).contains("ago: vacuum removes no rows"));
 }
 
 #[test]

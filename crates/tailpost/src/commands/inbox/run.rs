@@ -9,7 +9,7 @@ use inbox::{Connection, Inbox, Leased, State, Status, Summary};
 use operate::checks::Scope;
 use outbox::waiting::Waiting;
 use servers::{NatsTarget, PostgresTarget};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -70,6 +70,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     let watched = statuses.values().cloned().collect();
     let told = tokio::spawn(systemd::tell(watched, up, None, stop.clone()));
     let table = settings.table()?;
+    let (refuse, mut refused) = mpsc::channel(1);
     let work = async {
         let connected = connect_all(&nats, &parts, &stop).await?;
         let Some((client, clients)) = connected else { return Ok(()) };
@@ -83,7 +84,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
         let made = parts.into_iter().zip(clients).map(|(part, client)| {
             let Part { consumer, handler, status } = part;
             let name = consumer.name.clone();
-            let mut builder = inbox(consumer, settings, (&postgres, &nats), client);
+            let mut builder = inbox(consumer, settings, (&postgres, &nats), client, &refuse);
             builder = builder.status(status).mended(handler.changes());
             if let Some(spans) = traces.sink() {
                 builder = builder.spans(spans);
@@ -95,6 +96,7 @@ pub(super) async fn run(settings: &Settings) -> anyhow::Result<()> {
     };
     let outcome = tokio::select! {
         outcome = work => outcome,
+        Some(error) = refused.recv() => Err(servers::Error::into(error)),
         never = answers::give(&postgres, &table, &waiting) => match never {},
     };
     told.abort();
@@ -165,15 +167,18 @@ fn inbox(
     settings: &Settings,
     (postgres, nats): (&PostgresTarget, &NatsTarget),
     client: async_nats::Client,
+    refuse: &mpsc::Sender<servers::Error>,
 ) -> inbox::Builder {
     let (postgres, nats) = (postgres.clone(), nats.clone());
     let application = format!("tailpost inbox {}", consumer.name);
+    let refuse = refuse.clone();
     let mut builder = builder(&consumer)
         .postgres(move || {
             let (postgres, application) = (postgres.clone(), application.clone());
+            let refuse = refuse.clone();
             async move {
                 let connected = postgres.connect(&application).await;
-                let (client, task) = connected.map_err(with_hint)?;
+                let (client, task) = connected.map_err(|error| refusal(error, &refuse))?;
                 Ok(Connection::with_guard(client, task))
             }
         })
@@ -190,6 +195,18 @@ fn inbox(
     match settings.retention().audit {
         Some(keep) => builder.decisions_retention(keep),
         None => builder,
+    }
+}
+
+/// A pooler that lends its sessions ends the inbox: each claim may be in another one.
+fn refusal(error: servers::Error, refuse: &mpsc::Sender<servers::Error>) -> inbox::BoxError {
+    match error {
+        servers::Error::HandedOn { .. } => {
+            let told = error.to_string();
+            let _ = refuse.try_send(error);
+            told.into()
+        }
+        other => with_hint(other),
     }
 }
 
