@@ -9,8 +9,12 @@ BEGIN
             ADD COLUMN partition INT NOT NULL DEFAULT 0,
             DROP CONSTRAINT inbox_roles_pkey,
             ADD PRIMARY KEY (consumer, partition);
+    END IF;
+    -- Either may have been dropped and made again.
+    IF NOT EXISTS (SELECT FROM pg_attribute
+            WHERE attrelid = $name${schema}.inbox_rewinds$name$::regclass AND attname = 'partition') THEN
         ALTER TABLE {schema}.inbox_rewinds ADD COLUMN partition INT NOT NULL DEFAULT 0;
-        DROP INDEX {schema}.idx_inbox_rewinds_pending;
+        DROP INDEX IF EXISTS {schema}.idx_inbox_rewinds_pending;
         CREATE UNIQUE INDEX idx_inbox_rewinds_pending ON {schema}.inbox_rewinds (consumer, partition)
             WHERE ended_at IS NULL;
     END IF;

@@ -119,10 +119,12 @@ pub(crate) async fn run<W: Work>(
     }
     let statuses = parts.iter().map(|it| it.status.clone()).collect();
     let any = watch::Sender::new(Role::Unknown);
+    let pool = Arc::clone(&shared.pool);
     let upkeep = Upkeep { context: shared, connect, role: any.subscribe() };
     let holder = RoleHolder { parts, any, broker, shutdown: shutdown.clone() };
     let ended = tokio::select! {
         error = holder.run() => Err(error),
+        error = pool.lacks() => Err(error),
         summary = whole::run_all(workers.into_iter().map(Worker::run), &shutdown) => summary,
         never = upkeep.run() => match never {},
         never = whole::tell(statuses, &tally, status), if config.partitions.is_some() => {

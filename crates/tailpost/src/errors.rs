@@ -144,7 +144,8 @@ fn of_relay(error: &relay::Error) -> Kind {
 
 fn of_inbox(error: &inbox::Error) -> Option<Kind> {
     use inbox::Error as E;
-    let is_missing = |it: &tokio_postgres::Error| it.code() == Some(&SqlState::UNDEFINED_TABLE);
+    let missing = [&SqlState::UNDEFINED_TABLE, &SqlState::UNDEFINED_COLUMN];
+    let is_missing = |it: &tokio_postgres::Error| it.code().is_some_and(|it| missing.contains(&it));
     match error {
         E::Config { .. } => Some(Kind::BadConfiguration),
         E::Tables { .. } | E::NoConsumer { .. } => Some(Kind::NotFound),

@@ -36,6 +36,7 @@ mod shared_at_random;
 mod shared_handlers;
 pub(crate) mod shared_stuck;
 mod silent;
+mod tables_lost;
 pub(crate) mod unread;
 mod whole_way;
 

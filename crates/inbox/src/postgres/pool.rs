@@ -11,6 +11,7 @@ use crate::Error;
 use crate::connection::Connect;
 use crate::engine::backoff;
 use crate::postgres::scope::Scope;
+use crate::postgres::sqlstate::is_lack;
 use crate::postgres::store::Store;
 
 /// How long opening a connection and preparing the statements may take.
@@ -47,6 +48,9 @@ pub(crate) struct Pool {
     probe: tokio::sync::Mutex<()>,
     /// Wakes those who wait: somebody has opened a connection, or put one back.
     opened: Notify,
+    /// That a table or column is not there any more.
+    lack: Mutex<Option<Error>>,
+    lacks: Notify,
 }
 
 /// What is known of a database that cannot be reached.
@@ -74,6 +78,8 @@ impl Pool {
             },
             probe: tokio::sync::Mutex::default(),
             opened: Notify::new(),
+            lack: Mutex::default(),
+            lacks: Notify::new(),
         }
     }
 
@@ -150,12 +156,35 @@ impl Pool {
         let opened = opened.unwrap_or(Err(Error::Silent { doing, within: CONNECT_DEADLINE }));
         match &opened {
             Ok(_) => self.note_opened(),
-            Err(_) => {
+            Err(error) => {
+                self.note_lack(error);
                 let mut outage = self.outage();
                 outage.failures = outage.failures.saturating_add(1);
             }
         }
         opened
+    }
+
+    fn note_lack(&self, error: &Error) {
+        if let Error::Sql { source, .. } = error
+            && is_lack(source)
+        {
+            let reason = error.without_data();
+            let mut lack = self.lack.lock().unwrap_or_else(PoisonError::into_inner);
+            *lack = Some(Error::Tables { reason });
+            self.lacks.notify_one();
+        }
+    }
+
+    /// Returns when somebody else has dropped what every connection needs: waiting brings nothing back.
+    pub(crate) async fn lacks(&self) -> Error {
+        loop {
+            let lack = self.lack.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match lack {
+                Some(error) => return error,
+                None => self.lacks.notified().await,
+            }
+        }
     }
 
     fn note_opened(&self) {

@@ -29,6 +29,11 @@ pub(crate) fn is_of_one(error: &Error) -> bool {
     is_locked || is_about_data(error)
 }
 
+/// Whether a table or a column is not there.
+pub(crate) fn is_lack(error: &tokio_postgres::Error) -> bool {
+    [Some(&SqlState::UNDEFINED_TABLE), Some(&SqlState::UNDEFINED_COLUMN)].contains(&error.code())
+}
+
 /// Whether the role may not do that.
 pub(crate) fn is_forbidden(error: &Error) -> bool {
     let Error::Sql { source, .. } = error else { return false };

@@ -56,11 +56,44 @@ pub async fn create_tables(client: &mut Client, schema: &str) -> Result<(), Erro
         let tx = client.transaction().await?;
         tx.batch_execute(&take_turn(ADVISORY_LOCK)).await?;
         create_schema(&tx, schema).await?;
-        tx.batch_execute(&render_tables(schema)).await?;
+        let script = render_tables(schema);
+        let (tables, columns, kinds) = columns(&script);
+        let lacking = tx.query(LACKING, &[&tables, &columns, &kinds]).await?;
+        for add in &lacking {
+            tx.batch_execute(add.get(0)).await?;
+        }
+        tx.batch_execute(&script).await?;
         tx.commit().await
     };
     making.await.map_err(Error::sql("create the tables of the inbox"))?;
     Partitions::load(client, schema).await?.ahead(client, Width::Day).await.map(drop)
+}
+
+/// The statements that bring back columns $2 of types $3 which tables $1 lack, where a table is there.
+const LACKING: &str = "
+    SELECT format('ALTER TABLE %s ADD COLUMN %s %s', name, part, type)
+    FROM unnest($1::text[], $2::text[], $3::text[]) AS made (name, part, type)
+    WHERE to_regclass(name) IS NOT NULL AND NOT EXISTS (SELECT FROM pg_attribute
+        WHERE attrelid = to_regclass(name) AND attname = part AND NOT attisdropped)";
+
+/// Tables, columns and types that the script makes with the tables. It adds the others by itself.
+fn columns(script: &str) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
+    let (mut found, mut table) = ((vec![], vec![], vec![]), None);
+    for line in script.lines() {
+        if let Some(name) = line.strip_prefix("CREATE TABLE IF NOT EXISTS ") {
+            table = name.strip_suffix(" (");
+        } else if line.starts_with(')') {
+            table = None;
+        } else if let (Some(name), Some(line)) = (table, line.strip_prefix("    "))
+            && line.starts_with(|it: char| it.is_ascii_lowercase())
+            && let Some((column, kind)) = line.split_once(' ')
+        {
+            found.0.push(name);
+            found.1.push(column);
+            found.2.push(kind.trim().trim_end_matches(','));
+        }
+    }
+    found
 }
 
 /// Makes partitions ahead, and says what there is room for.
