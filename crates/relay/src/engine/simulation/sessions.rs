@@ -74,6 +74,9 @@ impl World {
         }
         self.written.session = faults.mode;
         let is_same = place.is_some() && self.written.rules == Some(faults.mode);
+        if self.is_gap_open {
+            self.let_rescan();
+        }
         if !stream_is_whole && (seq.is_none() || !is_same) {
             self.let_repeat(place);
         }
@@ -150,20 +153,28 @@ impl World {
 
     /// Nothing tells what the stream has lost: what may have been published comes again.
     fn let_repeat(&mut self, place: Option<Place>) {
-        let there: HashSet<u128> = self.ids_in_stream().collect();
         let from = place.map_or((Lsn::ZERO, 0), |it| (it.commit_lsn, it.ordinal));
         let logged = self.log.iter().filter(|it| it.end_lsn > self.slot_confirmed);
         let logged =
             logged.flat_map(|it| (0..).zip(&it.events).map(|(n, id)| ((it.commit_lsn, n), *id)));
-        let behind = logged.filter(|(at, _)| *at >= from).map(|(_, id)| id);
-        // While a scan works, what was published and is not marked.
-        let unmarked = self.table.rows.iter().filter(|it| self.is_gap_open && !it.1.is_marked);
-        let scanned = unmarked.map(|it| *it.0);
-        let lost = |id: &u128| self.stored_ids.contains(id) && !there.contains(id);
-        let scanned: Vec<u128> = scanned.filter(lost).collect();
-        let behind: Vec<u128> = behind.filter(lost).collect();
+        let behind = logged.filter(|(at, _)| *at >= from).map(|(_, id)| id).collect();
+        self.may_repeat.extend(self.removed_of(behind));
+    }
+
+    /// The scan of a gap brings what has no mark, and the stream does not say that it was published
+    /// where the message was removed, be it long before.
+    fn let_rescan(&mut self) {
+        let unmarked = self.table.rows.iter().filter(|it| !it.1.is_marked);
+        let scanned = self.removed_of(unmarked.map(|it| *it.0).collect());
         self.may_rescan |= !scanned.is_empty();
-        self.may_repeat.extend(behind.into_iter().chain(scanned));
+        self.may_repeat.extend(scanned);
+    }
+
+    /// Those of which the stream has lost the message.
+    fn removed_of(&self, mut ids: Vec<u128>) -> Vec<u128> {
+        let there: HashSet<u128> = self.ids_in_stream().collect();
+        ids.retain(|id| self.stored_ids.contains(id) && !there.contains(id));
+        ids
     }
 
     /// The relay ends, and its successor makes the slot anew, where the log ends now or later.
