@@ -23,6 +23,7 @@ use tokio_postgres::error::SqlState;
 use super::doctor::{overlaps, taken};
 use super::maintain::make_ahead;
 use super::partitioning::{begin, convert};
+use crate::checks::RemedyKind;
 use crate::retire::retire;
 use crate::sql::{Store, create_index};
 
@@ -464,7 +465,13 @@ fn code(error: &CreateStreamError) -> Option<ErrorCode> {
 async fn check_takers(config: &Config, client: &Client) -> Result<(), Error> {
     let found = overlaps(client, config).await.unwrap_or_default();
     let Some((who, remedies)) = taken(config, &found) else { return Ok(()) };
-    let fix: Vec<_> = remedies.iter().map(|it| format!("`{}`", it.text)).collect();
+    let fix: Vec<_> = remedies
+        .into_iter()
+        .map(|it| match it.kind {
+            RemedyKind::Advice => it.text,
+            _ => format!("`{}`", it.text),
+        })
+        .collect();
     let reason = format!("{who}, which this one is to take");
     Err(Error::stream(&config.stream.name, &reason, fix.join(", and ")))
 }

@@ -87,8 +87,11 @@ pub(crate) fn taken(config: &Config, found: &[Overlap]) -> Option<(String, Vec<R
         remedies.extend(match (left.is_empty(), config.shard()) {
             (false, _) => edit(stream, &format!("--subjects {}", quoted(&join(&left)))),
             (true, None) => vec![Remedy::setting("stream.name", stream)],
-            // Subjects of shards are longer.
-            (true, Some(_)) => edit(stream, "--subjects 'outbox.*.*'"),
+            // Subjects of shards are longer by default.
+            (true, Some(_)) if *takes == ["outbox.>"] => edit(stream, "--subjects 'outbox.*.*'"),
+            (true, Some(_)) => vec![Remedy::advice(format!(
+                "let stream {stream} take no subject with the number of a shard"
+            ))],
         });
     }
     (!evidence.is_empty()).then(|| (evidence.join("; "), remedies))
