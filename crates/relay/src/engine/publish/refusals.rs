@@ -42,6 +42,9 @@ pub(super) struct Refusals {
     /// Messages that were said to be there already since the stream was read, and are looked for: in
     /// keyed mode one that came late may be before what is read of it next.
     sought: BTreeSet<u64>,
+    /// The last reading: the messages before this index may have been stored behind this sequence by
+    /// what was sent before it. In keyed mode others may have been answered since.
+    read: (u64, u64),
     /// How often a message of a batch was lacking since a batch was stored whole.
     without_batches: u32,
     strangers: u64,
@@ -64,6 +67,17 @@ impl Refusals {
 
     pub(super) fn sought(&mut self, index: u64) {
         self.sought.remove(&index);
+    }
+
+    pub(super) fn was_read(&mut self, end: u64, last_seq: u64) {
+        self.read = (end, last_seq);
+    }
+
+    /// Behind which sequence the stream may have what it is said to refuse, if further back than
+    /// where that was sent last.
+    pub(super) fn doubted_behind(&self) -> Option<u64> {
+        let (end, last_seq) = self.read;
+        self.said.range(..end).next().map(|_| last_seq)
     }
 
     pub(super) fn batch_stored(&mut self) {

@@ -36,8 +36,10 @@ impl Publishing {
             return;
         }
         let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
-        let from =
-            sent.map(|(_, entry)| entry.sent.after).min().unwrap_or(self.stream.known_seq()) + 1;
+        let behind = sent.map(|(_, entry)| entry.sent.after).min();
+        let doubted = self.refusals.doubted_behind().filter(|_| self.mode == Mode::Keyed);
+        let behind = behind.into_iter().chain(doubted).min();
+        let from = behind.unwrap_or(self.stream.known_seq()) + 1;
         self.batching.resync();
         self.link.resync(from, why);
         self.figures.counts.resyncs += 1;
@@ -102,6 +104,7 @@ impl Publishing {
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         self.void_unless_as_sent(&tail, &stored);
         self.window.go_back();
+        self.refusals.was_read(self.window.end(), tail.last_seq);
         self.batching.tail_read();
         self.link.up();
         self.stream = StreamEnd::new(tail.last_seq);

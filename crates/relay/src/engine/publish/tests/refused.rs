@@ -107,6 +107,25 @@ fn a_message_that_is_said_to_be_there_is_looked_for_before_a_refusal_counts() {
     assert_eq!(resolved(&mut state), [3]);
 }
 
+/// Seed 42062912: what was sent over an earlier connection is stored after the reading that lacked it, and
+/// before what the stream was known to have when it was sent again.
+#[test]
+fn a_refusal_is_judged_by_all_that_came_since_the_last_reading() {
+    let mut state = Publishing::new(Start { mode: Mode::Keyed, ..start(Tail::ending_at(0)) });
+    log(&mut state, 1);
+    send_all(&mut state);
+    state.heard(state.now, BrokerInput::LinkLost);
+    assert_eq!(reads_of_the_tail(&mut state), 1);
+    state.heard(state.now, BrokerInput::Tail(Tail::ending_at(1)));
+    state.looked(state.now, Tail::ending_at(5));
+    assert_eq!(send_all(&mut state), 1);
+    refuse(&mut state, 0, Refusal::Configuration("so they say".into()));
+    state.tick(state.now + Duration::from_millis(100));
+    let reads = std::iter::from_fn(|| state.next_request())
+        .find_map(|it| if let Request::ReadTail { from, .. } = it { Some(from) } else { None });
+    assert_eq!(reads, Some(2));
+}
+
 #[test]
 fn what_is_refused_and_may_not_be_published_is_parked_once() {
     let mut start = start(Tail::ending_at(0));
