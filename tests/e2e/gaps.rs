@@ -100,7 +100,7 @@ async fn a_slot_replaced_by_hand_costs_no_event() {
 async fn a_slot_advanced_by_hand_costs_no_event() {
     let (env, mut expected) = env().await;
     expected.extend(env.insert_each(10).await);
-    env.execute("SELECT pg_replication_slot_advance('tailpost', pg_current_wal_lsn())").await;
+    env.advance_slot("tailpost", "pg_current_wal_lsn()").await;
     expected.extend(env.insert_each(10).await);
 
     let relay = env.relay();

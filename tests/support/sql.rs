@@ -46,6 +46,19 @@ impl<B: Broker> TestEnv<B> {
         .await;
     }
 
+    /// Advances a slot to a position, in SQL, as soon as the server has noticed that its reader has gone.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be advanced until [`DEADLINE`].
+    pub async fn advance_slot(&self, slot: &str, to: &str) {
+        let sql = format!("SELECT pg_replication_slot_advance('{slot}', {to})");
+        until(DEADLINE, "the slot is advanced", async || {
+            self.client().await.batch_execute(&sql).await.is_ok()
+        })
+        .await;
+    }
+
     /// Asks for one value. The session is kept for the next question; a lost one is replaced.
     ///
     /// # Panics

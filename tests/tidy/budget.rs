@@ -10,10 +10,10 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11439),
     ("lab", 6631),
-    ("operate", 13988),
+    ("operate", 13998),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18040),
+    ("relay", 18051),
     ("servers", 2425),
     ("tailpost", 12813),
 ];

@@ -138,8 +138,7 @@ async fn a_replay_whose_log_is_gone_is_paused_with_the_reason() {
     stop(&relay).await;
     let all = ask(&env, &["--all", "--source", "wal"]).await;
     let some = ask(&env, &["--from-lsn", &from, "--source", "wal"]).await;
-    let advance = format!("SELECT pg_replication_slot_advance('tailpost_rewind', '{from}')");
-    env.execute(&advance).await;
+    env.advance_slot("tailpost_rewind", &format!("'{from}'")).await;
     let _relay = env.relay();
     let is_paused = async || shown(&env, &all).await["status"] == "paused";
     until(DEADLINE, "it is paused", is_paused).await;

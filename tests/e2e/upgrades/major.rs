@@ -85,8 +85,7 @@ mod long {
         // What a relay writes itself is in the log behind what it confirms. Of that, what is on the disk can
         // be passed.
         until(DEADLINE, "nothing is left in the slot's log", async || {
-            let end = "pg_current_wal_insert_lsn()";
-            env.execute(&format!("SELECT pg_replication_slot_advance('tailpost', {end})")).await;
+            env.advance_slot("tailpost", "pg_current_wal_insert_lsn()").await;
             env.confirmed().await >= env.wal_end().await
         })
         .await;
