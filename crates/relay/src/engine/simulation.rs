@@ -173,7 +173,7 @@ impl World {
         let written = Written::new(Lsn(lsn));
         let (nothing, tail) = (WrittenDown::nothing(), Tail::default());
         let (dead, tried) = (HashSet::new(), HashMap::new());
-        let publishing = publishing(faults, Lsn::ZERO, tail, nothing, &dead, &tried);
+        let publishing = publishing(faults, (Lsn::ZERO, Lsn::ZERO), tail, nothing, &dead, &tried);
         let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(faults, publishing, &table, gap, written);
         let mut world = Self {

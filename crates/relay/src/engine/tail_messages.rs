@@ -119,9 +119,9 @@ pub(in crate::engine) struct Seen {
 }
 
 impl Seen {
-    /// Takes in messages, behind none of which is an event that committed after `last`.
-    pub(super) fn add(&mut self, stored: Vec<Stored>, last: Option<LastPosition>) {
-        self.before = last.map_or(self.before, |it| self.before.max(it.commit_lsn));
+    /// Takes in messages, none of an event that committed behind `before`.
+    pub(super) fn add(&mut self, stored: Vec<Stored>, before: Lsn) {
+        self.before = self.before.max(before);
         // In place, since the new items are smaller.
         let mut stored: Vec<_> = stored.into_iter().map(|it| (it.id, it.seq)).collect();
         if stored.len() > self.read.len() {

@@ -199,6 +199,8 @@ impl Publishing {
         if let Some(position) = tail.position {
             self.log.stored(position, self.settings.log_end);
         }
-        self.seen.add(tail.stored, tail.position);
+        // What a scan published says nothing of its commit; the log may bring it once more.
+        let (read, end) = (tail.position.map(|it| it.commit_lsn), self.settings.log_end);
+        self.seen.add(tail.stored, read.map_or(end, |it| it.max(end)));
     }
 }

@@ -10,8 +10,8 @@ use pgoutput::Lsn;
 use super::Publishing;
 use crate::engine::window::Tried;
 use crate::engine::{
-    BrokerInput, End, LogInput, Mode, Outgoing, Part, Refusal, Request, Settings, Start, Tail,
-    TailMessage, Unpublished, WindowLimits,
+    BrokerInput, End, LogInput, Mode, Outgoing, Part, Refusal, Request, Settings, Start, Stored,
+    Tail, TailMessage, Unpublished, WindowLimits,
 };
 
 fn fenced() -> Publishing {
@@ -46,17 +46,37 @@ fn log(state: &mut Publishing, events: usize) {
     for _ in 0..events {
         let mut event = Event::new("t", "a", "e", &0).expect("valid");
         event.payload = Bytes::from_static(b"{}");
-        state.read(
-            Duration::ZERO,
-            LogInput::Logged(Outgoing {
-                event,
-                subject: Ok("s".into()),
-                seq: None,
-                requeued: false,
-                tried: Tried::default(),
-                replayed: None,
-            }),
-        );
+        log_event(state, event);
+    }
+}
+
+fn log_event(state: &mut Publishing, event: Event) {
+    state.read(
+        Duration::ZERO,
+        LogInput::Logged(Outgoing {
+            event,
+            subject: Ok("s".into()),
+            seq: None,
+            requeued: false,
+            tried: Tried::default(),
+            replayed: None,
+        }),
+    );
+}
+
+/// Seed 43001386: a scan brought back what a stream had lost, and the log brings it once more.
+#[test]
+fn what_a_scan_published_is_known_until_the_log_is_where_it_ended_at_the_start() {
+    for (log_end, sent) in [(200, 0), (50, 1)] {
+        let event = Event::new("t", "a", "e", &0).expect("valid");
+        let stored = vec![Stored { id: event.id, seq: 3, commit_lsn: Lsn::ZERO }];
+        let mut start = start(Tail { stored, ..Tail::ending_at(3) });
+        start.settings.log_end = Lsn(log_end);
+        let mut state = Publishing::new(start);
+        let begin = LogInput::Begin { commit_lsn: Lsn(100), commit_time_micros: 0 };
+        state.read(Duration::ZERO, begin);
+        log_event(&mut state, event);
+        assert_eq!(send_all(&mut state), sent);
     }
 }
 

@@ -90,7 +90,8 @@ impl World {
         let tail = self.tail_since(self.stream.len() as u64);
         let (last, none) = (tail.last, HashSet::new());
         let written = WrittenDown::nothing();
-        let publishing = publishing(faults, Lsn::ZERO, tail, written, &none, &self.attempts);
+        let publishing =
+            publishing(faults, (Lsn::ZERO, Lsn(self.lsn)), tail, written, &none, &self.attempts);
         let gap = Gap { is_open: true, has_requeued: false, lost_end: false, awaits_slot: true };
         let engine = engine(self.faults, publishing, &self.table, gap, self.written);
         let last_event = LastEvent::later(last, self.event);

@@ -70,7 +70,7 @@ impl World {
         // As `source/polling.rs` builds it.
         let publishing = publishing(
             self.faults,
-            Lsn(u64::MAX),
+            (Lsn(u64::MAX), Lsn(u64::MAX)),
             self.newest_since(1),
             WrittenDown::nothing(),
             &HashSet::new(),

@@ -90,7 +90,14 @@ impl World {
             written.before = Lsn(self.lsn);
         }
         let last_event = LastEvent::later(tail.last, self.event);
-        let publishing = publishing(faults, resolved_before, tail, written, &dead, &self.attempts);
+        let publishing = publishing(
+            faults,
+            (resolved_before, Lsn(self.lsn)),
+            tail,
+            written,
+            &dead,
+            &self.attempts,
+        );
         let has_requeued = self.requeued.iter().any(|id| self.waits_for_scan(*id));
         let (is_open, lost_end) = (self.is_gap_open, self.lost_end);
         let gap = Gap { is_open, has_requeued, lost_end, awaits_slot: false };
@@ -260,7 +267,7 @@ impl World {
 
 pub(super) fn publishing(
     faults: Faults,
-    resolved_before: Lsn,
+    (resolved_before, log_end): (Lsn, Lsn),
     tail: Tail,
     written: WrittenDown,
     dead: &HashSet<u128>,
@@ -282,7 +289,7 @@ pub(super) fn publishing(
             limits: WindowLimits { events, bytes: 1 << 20 },
             ack_timeout: Duration::from_secs(2),
             resolved_before,
-            log_end: Lsn(u64::MAX),
+            log_end,
             stays_fenced: faults.by_watermark,
             parking_blocks: faults.blocking,
             max_attempts: MAX_ATTEMPTS,
@@ -347,7 +354,8 @@ fn a_stop_before_the_count_is_complete_keeps_the_place() {
             before: Lsn(1_000),
         };
         let (none, tail) = (HashSet::new(), Tail::ending_at(7));
-        let publishing = publishing(CALM, Lsn(10), tail, written, &none, &HashMap::new());
+        let publishing =
+            publishing(CALM, (Lsn(10), Lsn(u64::MAX)), tail, written, &none, &HashMap::new());
         let gap = Gap { is_open: false, has_requeued: false, lost_end: false, awaits_slot: false };
         let engine = engine(CALM, publishing, &world.table, gap, Written::new(Lsn(20)));
         engine.last_position(Lsn(10)).expect("a log")
