@@ -37,7 +37,7 @@ pub(crate) fn rules() -> String {
         let line = line.replace("5368709120", "5242880");
         let line = line.replace("sample_age_seconds > 300", "sample_age_seconds > 15");
         let line = line.replace("stalled_seconds) > 300", "stalled_seconds) > 8");
-        let line = line.replace(" < 900", " < 8");
+        let line = line.replace(" < 900", " < 30");
         ["[5m]", "[10m]", "[15m]"].iter().fold(line, |line, range| line.replace(range, "[8s]"))
     };
     let text = file("docker/alerts.yml");

@@ -75,7 +75,7 @@ async fn assert_whole(env: &TestEnv) {
     .await;
 }
 
-async fn is_noticed(env: &TestEnv, lost: i64) {
+pub(crate) async fn is_noticed(env: &TestEnv, lost: i64) {
     let noted =
         "SELECT coalesce(max(lost_rows), 0) FROM tailpost_streams WHERE lost_at IS NOT NULL";
     until(DEADLINE, "the loss is written down", async || env.query::<i64>(noted).await == lost)
@@ -336,7 +336,7 @@ async fn readyz(admin: &Port) -> String {
     get(admin.addr(), "/readyz").await.unwrap_or_default()
 }
 
-async fn limit(env: &TestEnv, max_messages: i64) {
+pub(crate) async fn limit(env: &TestEnv, max_messages: i64) {
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let stream = jetstream.get_stream("OUTBOX").await.expect("the stream");
     let mut config = stream.cached_info().config.clone();

@@ -5,6 +5,8 @@ use std::time::Duration;
 use lab::{Postgres, PostgresOptions};
 use support::{DEADLINE, Relay, TestEnv, TestEnvOptions, until};
 
+use crate::gone_back::{StoreCopy, is_noticed, limit};
+
 /// Servers of which the one forgets ids at once and the other gives a slot up that keeps more than
 /// a segment.
 async fn env(settings: &[(&str, &str)], version: Option<u32>) -> TestEnv {
@@ -173,6 +175,46 @@ async fn an_operator_drops_the_slot_and_creates_it_again_without_losing_an_event
     let told = status(&env).await;
     let reason = "`tailpost slot drop` dropped it";
     assert_eq!(told["slot"]["created_because"], reason, "{told}");
+}
+
+/// The server has forgotten what was confirmed, the broker what it had acknowledged, and somebody
+/// advances the slot before the log has brought that again.
+// proves: G-LOSS-3, G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_is_advanced_before_a_lost_end_is_brought_back_is_made_anew() {
+    let mut env = env(&[], None).await;
+    let relay = env.relay();
+    let mut expected = env.insert_each(20).await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    limit(&env, 20).await;
+    let copy = StoreCopy::take(&mut env).await;
+    limit(&env, -1).await;
+    env.execute("SELECT pg_copy_logical_replication_slot('tailpost', 'before')").await;
+    expected.extend(env.insert_each(20).await);
+    env.wait_marked().await;
+    env.wait_confirmed().await;
+    stop(&relay).await;
+    // As by a crash of the server, and by a relay that was killed before it wrote the watermark.
+    env.execute(
+        "SELECT pg_drop_replication_slot('tailpost');
+         SELECT pg_copy_logical_replication_slot('before', 'tailpost');
+         UPDATE tailpost_state SET watermark_snapshot = NULL, watermark_lsn = NULL",
+    )
+    .await;
+    let reached: String = env.query("SELECT checkpoint_lsn::text FROM tailpost_state").await;
+    copy.put_back(&mut env).await;
+
+    let relay = env.relay();
+    relay.announce("the stream has lost acknowledged messages");
+    is_noticed(&env, 20).await;
+    relay.kill9().await;
+    env.advance_slot("tailpost", &format!("'{reached}'")).await;
+    limit(&env, -1).await;
+    expected.extend(env.insert_each(10).await);
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
 }
 
 /// Kills the primary, promotes the standby, and makes it the environment's server.

@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13998),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18052),
+    ("relay", 18053),
     ("servers", 2425),
     ("tailpost", 12813),
 ];

@@ -67,6 +67,7 @@ impl World {
         };
         (self.stream_end, self.is_gap_open, self.lost_end) = (end, true, true);
         self.written.place = None;
+        self.written.end = self.written.end.min(resolved_before);
         // Their marks were lost as well: the sweeper leaves them to the scanner.
         let confirmed = self.log.iter().filter(|it| it.commit_lsn < resolved_before);
         let unmarked = |id: &u128| self.table.rows.get(id).is_some_and(|it| !it.is_marked);

@@ -235,7 +235,9 @@ impl Store {
                  FROM counted WHERE stream = $1
              )
              UPDATE {state} SET gap_filled_at = NULL, resolved_lsn = NULL, resolved_ordinal = NULL,
-                 resolved_stream_seq = NULL, updated_at = now()
+                 resolved_stream_seq = NULL, updated_at = now(),
+                 checkpoint_lsn = CASE WHEN start_snapshot IS NULL THEN checkpoint_lsn
+                     ELSE least(checkpoint_lsn, $8) END
              FROM counted WHERE slot = $7
              RETURNING rows, named - rows",
             naming = self.naming("$1", "$4"),
@@ -252,7 +254,8 @@ impl Store {
     /// Takes their marks from the rows whose messages `lost` has, but for those that are locked. What
     /// the log of `slot` does not bring again, as it committed before `resolved_before`, becomes the
     /// scanner's. Says how many rows there were, and how many are left: none where rows have no marks
-    /// or were deleted.
+    /// or were deleted. No more than that is written down as resolved: a slot that somebody advances
+    /// beyond it before the log has brought the rest lacks something.
     ///
     /// A row of the log that was marked on trust names no message. If the stream may have lost it, it
     /// loses its mark too: the sweeper looks for it in the whole stream.

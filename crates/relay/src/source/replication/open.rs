@@ -332,6 +332,8 @@ impl Streaming {
         let resolved_before = state.resolved_before(slot.confirmed);
         let lost = lost_end::mend(config, &store, &tail, resolved_before).await?;
         let is_gap_filled = state.is_gap_filled && !lost.now;
+        let written = state.checkpoint.unwrap_or(Lsn::ZERO);
+        let checkpoint = if lost.now { written.min(resolved_before) } else { written };
         let way = WayBack {
             resolved_before,
             system_id: slot.history.system_id,
@@ -358,10 +360,7 @@ impl Streaming {
             marking: marking(config, Some(&state), is_indexed, lost.unswept),
             backfill: Backfill::new(scan_first, ranges, !is_gap_filled, config.scan.interval),
             replaying: Replaying::new(!once && !config.needs_fence()),
-            checkpoint: Checkpoint::new(
-                state.checkpoint.unwrap_or(Lsn::ZERO),
-                config.shards.count(),
-            ),
+            checkpoint: Checkpoint::new(checkpoint, config.shards.count()),
             awaits_slot: false,
             wal_limit: config.wal.limit,
             until: if once { Some(store.mark_the_end().await?) } else { None },
