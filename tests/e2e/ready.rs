@@ -35,6 +35,12 @@ const RED_WITHIN: Duration = Duration::from_secs(90);
 /// Who is ready for so long is not about to be red.
 const STAYS_READY: Duration = Duration::from_secs(40);
 
+/// Of an account.
+const MAPPING: &str = "mappings = { \"outbox.bill.*\": \"outbox.other.{{wildcard(1)}}\" }";
+
+/// What the inbox is for.
+const SUBJECTS: &str = "TAILPOST_INBOX__BILLING__SUBJECTS";
+
 /// What a stream or a database lost by coming back is told long after it was mended.
 const KEPT: &str = "came back";
 
@@ -84,6 +90,8 @@ struct Fault {
     /// Versions of servers, if others have not what breaks.
     postgres: Option<u32>,
     nats: Option<&'static str>,
+    /// Whether the account stores some events under other subjects, and the inbox is for some.
+    is_mapped: bool,
 }
 
 impl Fault {
@@ -95,9 +103,15 @@ impl Fault {
         Self { nats: Some(version), ..self }
     }
 
+    const fn with_mapping(self) -> Self {
+        Self { is_mapped: true, ..self }
+    }
+
     fn servers(&self) -> TestEnvOptions {
         let postgres = PostgresOptions { version: self.postgres, ..PostgresOptions::default() };
-        let nats = NatsOptions { version: self.nats.map(str::to_owned), ..NatsOptions::default() };
+        let config = if self.is_mapped { vec![MAPPING.to_owned()] } else { Vec::new() };
+        let version = self.nats.map(str::to_owned);
+        let nats = NatsOptions { version, config, ..NatsOptions::default() };
         TestEnvOptions { postgres, nats, ..TestEnvOptions::default() }
     }
 }
@@ -108,7 +122,7 @@ struct Scene {
     relay_api: Port,
     inbox_api: Port,
     relay: Option<Relay>,
-    _inbox: Relay,
+    inbox: Option<Relay>,
     /// The network before the handler.
     handler: Proxy,
     _service: Service,
@@ -124,9 +138,12 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(servers: TestEnvOptions) -> Self {
-        let mut env = set_up_with(servers).await;
+    async fn new(fault: &Fault) -> Self {
+        let mut env = set_up_with(fault.servers()).await;
         let file = configure(&mut env);
+        if fault.is_mapped {
+            env.set(SUBJECTS, "outbox.order.>,outbox.bill.>");
+        }
         let (relay_api, inbox_api) = (reserved(), reserved());
         env.set("TAILPOST_ADMIN__LISTEN", &relay_api.addr().to_string());
         env.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox_api.addr().to_string());
@@ -137,11 +154,9 @@ impl Scene {
         let prometheus = Prometheus::start(&jobs, &rules, &[]).await;
         let service = Service::start().await;
         let handler = Proxy::start(service.address()).await.expect("start a proxy");
-        let url = format!("http://{}/events", handler.addr());
         let relay = env.relay();
         relay.announce("");
-        let inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);
-        inbox.announce("");
+        let inbox = run_inbox(&env, &handler);
         env.insert(5).await;
         wait_processed(&env, 5).await;
         let scene = Self {
@@ -149,7 +164,7 @@ impl Scene {
             relay_api,
             inbox_api,
             relay: Some(relay),
-            _inbox: inbox,
+            inbox: Some(inbox),
             handler,
             _service: service,
             prometheus,
@@ -168,6 +183,16 @@ impl Scene {
         let relay = self.relay.take().expect("a relay");
         relay.sigterm();
         relay.wait_exit(DEADLINE).await;
+    }
+
+    async fn stop_inbox(&mut self) {
+        let inbox = self.inbox.take().expect("an inbox");
+        inbox.sigterm();
+        inbox.wait_exit(DEADLINE).await;
+    }
+
+    fn start_inbox(&mut self) {
+        self.inbox = Some(run_inbox(&self.env, &self.handler));
     }
 
     fn start(&mut self) {
@@ -290,13 +315,20 @@ impl Scene {
     }
 }
 
+fn run_inbox(env: &TestEnv, handler: &Proxy) -> Relay {
+    let url = format!("http://{}/events", handler.addr());
+    let inbox = env.spawn(&["inbox", "run", "--consumer", "billing", "--handler", &url]);
+    inbox.announce("");
+    inbox
+}
+
 fn reserved() -> Port {
     Port::reserve().expect("a free port")
 }
 
 async fn play(fault: &Fault) -> Result<(), String> {
     let played = AssertUnwindSafe(async {
-        let mut scene = Scene::new(fault.servers()).await;
+        let mut scene = Scene::new(fault).await;
         Box::pin(scene.plays(fault)).await;
     });
     played.catch_unwind().await.map_err(|panic| {

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use lab::{Forged, Stranger};
 
 use super::what_stops::{edit, fault, inbox, relay};
-use super::{Fault, Phase, Scene};
+use super::{Fault, Phase, SUBJECTS, Scene};
 use crate::doctor::nats_commands::pause;
 use crate::gone_back::StoreCopy;
 use crate::inbox::http::{processed, wait_processed};
@@ -41,6 +41,41 @@ pub(super) const FAULTS: &[Fault] = &[
         inbox("\"unread\":5", "left the stream unread", None, "TailpostConsumerMissedMessages")
             .stays_ready()
     ),
+    // Whether it was handled elsewhere nobody can tell.
+    fault!(
+        never_recorded,
+        inbox(
+            "\"unread\":5",
+            "are acknowledged and have no record here",
+            None,
+            "TailpostConsumerMissedMessages"
+        )
+        .stays_ready()
+    ),
+    // Nothing is removed yet that was not handled.
+    fault!(
+        limit_per_subject,
+        inbox(
+            LIMIT_PER_SUBJECT,
+            LIMIT_PER_SUBJECT,
+            Some(("stream-per-subject", "max_msgs_per_subject = 3")),
+            ""
+        )
+        .stays_ready()
+        .without_alert()
+    ),
+    // The broker has nothing pending for the consumer.
+    fault!(
+        mapped_by_the_account,
+        inbox(
+            "events pass it by",
+            "events pass it by",
+            Some(("inbox-subjects", "outbox.other.")),
+            "TailpostConsumerMissedMessages"
+        )
+        .stays_ready()
+    )
+    .with_mapping(),
     // They change nothing, and are counted.
     fault!(
         stranger_answers,
@@ -84,6 +119,8 @@ pub(super) const FAULTS: &[Fault] = &[
     )
     .on_postgres(18),
 ];
+
+const LIMIT_PER_SUBJECT: &str = "of each subject it removes older ones";
 
 async fn publish_more(scene: &Scene) {
     let before = processed(&scene.env).await;
@@ -143,6 +180,52 @@ async fn message_removed(scene: &mut Scene, phase: Phase) {
     }
 }
 
+/// Runs what status prints and settles it.
+async fn settles(scene: &Scene, before: &str) {
+    let told = scene.says(&["status"]).await;
+    let (_, told) = told.split_once(before).expect("a command");
+    let (command, told) = told.split_once('`').expect("its end");
+    let why = ["--execute", "--why", "a test"];
+    let args: Vec<&str> = command.split(' ').chain(why).collect();
+    scene.env.ends_with(0, &args).await;
+    let (_, statement) = told.split_once("Once that is done: ").expect("a statement");
+    scene.env.execute(statement.lines().next().expect("a line")).await;
+}
+
+/// The inbox's database is from before the consumer's first session.
+async fn never_recorded(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.stop_inbox().await;
+            scene.env.execute("TRUNCATE inbox_messages, inbox_roles").await;
+            scene.start_inbox();
+        }
+        Phase::Mend => settles(scene, "`tailpost ").await,
+    }
+}
+
+async fn limit_per_subject(scene: &mut Scene, phase: Phase) {
+    let limit = match phase {
+        Phase::Break => 3,
+        Phase::Mend => -1,
+    };
+    edit(scene, |config, _| config.max_messages_per_subject = limit).await;
+}
+
+async fn mapped_by_the_account(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.env.execute("SELECT outbox_emit('bill', 'b-1', 'Paid', '{}')").await;
+            scene.env.wait_marked().await;
+        }
+        Phase::Mend => {
+            scene.env.set(SUBJECTS, "outbox.order.>,outbox.other.>");
+            scene.stop_inbox().await;
+            scene.start_inbox();
+        }
+    }
+}
+
 /// By a purge while the broker delivers nothing.
 async fn left_unread(scene: &mut Scene, phase: Phase) {
     match phase {
@@ -154,17 +237,7 @@ async fn left_unread(scene: &mut Scene, phase: Phase) {
             pause(&scene.env, "billing", None).await;
             scene.env.insert(1).await;
         }
-        Phase::Mend => {
-            let told = scene.says(&["status"]).await;
-            let (_, told) =
-                told.split_once("No rewind brings them: `tailpost ").expect("a command");
-            let (command, told) = told.split_once('`').expect("its end");
-            let why = ["--execute", "--why", "a test"];
-            let args: Vec<&str> = command.split(' ').chain(why).collect();
-            scene.env.ends_with(0, &args).await;
-            let (_, statement) = told.split_once("Once that is done: ").expect("a statement");
-            scene.env.execute(statement.lines().next().expect("a line")).await;
-        }
+        Phase::Mend => settles(scene, "No rewind brings them: `tailpost ").await,
     }
 }
 

@@ -35,6 +35,7 @@ macro_rules! fault {
             told: $told,
             postgres: None,
             nats: None,
+            is_mapped: false,
         }
     };
 }
