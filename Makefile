@@ -19,10 +19,10 @@ demo: servers ## run relay and inbox on throw-away servers and watch them; ARGS=
 	$(CARGO) run --bin tailpost -- demo $(ARGS)
 
 chaos: servers ## break everything by name, under load, and count; ARGS="--seed 7"
-	$(CARGO) run --release --bin tailpost -- chaos all $(ARGS)
+	$(CARGO) run --release -p tailpost --features jemalloc -- chaos all $(ARGS)
 
 soak: servers ## break everything at random for MINUTES; ARGS="--seed 7" repeats one
-	$(CARGO) run --release --bin tailpost -- chaos soak --for $(MINUTES)m $(ARGS)
+	$(CARGO) run --release -p tailpost --features jemalloc -- chaos soak --for $(MINUTES)m $(ARGS)
 
 test: servers-all ## run the tests on real servers; ARGS="part_of_a_name"
 	$(CARGO) build --workspace --bin tailpost
@@ -66,11 +66,11 @@ nightly: ## what takes hours: long, matrix, stress, simulate, packages-check, th
 	$(MAKE) --keep-going --jobs=1 packages-check long matrix stress simulate soak
 
 bench: servers ## measure the relay beside its limits; ARGS="--suite" for all of it
-	$(CARGO) build --release --bin tailpost
+	$(CARGO) build --release -p tailpost --features jemalloc
 	$(CARGO) run --release -p tailpost-benches --bin end_to_end -- $(ARGS)
 
 bench-inbox: servers ## measure the inbox beside its limits
-	$(CARGO) run --release -p tailpost-benches --bin inbox_bench -- $(ARGS)
+	$(CARGO) run --release -p tailpost-benches --features jemalloc --bin inbox_bench -- $(ARGS)
 
 fuzz: ## throw anything at the two parsers of network bytes, a minute each
 	@for target in decoder answer; do (set -x; mkdir -p target/fuzz/corpus/$$target && cd fuzz && \

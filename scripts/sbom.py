@@ -10,7 +10,7 @@ def cargo(*arguments):
 
 
 # As scripts/release builds it. What cargo resolves for the whole workspace is more: benchmarks and tests want other features.
-built = cargo("tree", "--locked", "--package", "tailpost", "--no-default-features", "--features", "otlp", "--edges", "normal",
+built = cargo("tree", "--locked", "--package", "tailpost", "--no-default-features", "--features", "jemalloc,otlp", "--edges", "normal",
               "--target", target, "--prefix", "none", "--format", "{p}")
 built = {tuple(line.split()[:2]) for line in built.splitlines() if line}
 metadata = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--filter-platform", target))

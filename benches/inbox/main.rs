@@ -25,6 +25,10 @@ use crate::bench_env::{BenchEnv, Measured, Servers};
 use crate::report::{Report, Round};
 use crate::worker::Mode;
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const EVENTS: u32 = 100_000;
 const ROUNDS: u32 = 3;
 const QUICK_EVENTS: u32 = 10_000;

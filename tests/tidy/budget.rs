@@ -15,7 +15,7 @@ const LINES: [(&str, usize); 9] = [
     ("pgoutput", 481),
     ("relay", 18053),
     ("servers", 2425),
-    ("tailpost", 12813),
+    ("tailpost", 12816),
 ];
 
 /// Settings of the configuration file.

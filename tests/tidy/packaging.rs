@@ -99,7 +99,7 @@ fn what_is_released_is_built_as_the_image_is() {
             builds.map(|it| it.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         assert!(!builds.is_empty(), "{file} builds nothing: adapt this test");
         for build in builds {
-            let same = "--locked --package tailpost --no-default-features --features otlp";
+            let same = "--locked --package tailpost --no-default-features --features jemalloc,otlp";
             assert!(build.contains(same), "{file}: build with {same}: {build}");
         }
     }

@@ -19,6 +19,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     // Usage errors end here, with code 2.
     let cli = cli::Cli::read();
