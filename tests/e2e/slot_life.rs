@@ -209,7 +209,9 @@ async fn a_slot_that_is_advanced_before_a_lost_end_is_brought_back_is_made_anew(
     relay.announce("the stream has lost acknowledged messages");
     is_noticed(&env, 20).await;
     relay.kill9().await;
-    env.advance_slot("tailpost", &format!("'{reached}'")).await;
+    // From PostgreSQL 17 on the copy is known for one, and the slot made anew already.
+    let there = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'tailpost'";
+    env.advance_slot("tailpost", &format!("greatest('{reached}', ({there}))")).await;
     limit(&env, -1).await;
     expected.extend(env.insert_each(10).await);
     let _relay = env.relay();

@@ -142,7 +142,7 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
     terminal
         .wait("it fits a small terminal", async |it| {
             it.lines().all(|line| line.chars().count() <= 40)
-                && it.contains("slot")
+                && it.contains("relay")
                 && !it.contains("billing")
         })
         .await;
@@ -154,7 +154,7 @@ async fn a_terminal_shows_what_the_relay_does_and_when_it_is_gone() {
             it.contains("relay unreachable for")
                 && it.to_lowercase().contains("connection refused")
                 && it.contains("start `tailpost relay`")
-                && it.contains("slot")
+                && it.contains("relay")
         })
         .await;
     eprintln!("{}", terminal.screen());

@@ -356,7 +356,7 @@ fn postgres_hint(source: &tokio_postgres::Error) -> Option<String> {
             }
             code if *code == SqlState::INVALID_CATALOG_NAME => "check the database name in the URL",
             code if *code == SqlState::TOO_MANY_CONNECTIONS => {
-                "raise max_connections, or end idle sessions"
+                "end idle sessions, or raise max_connections or the role's or database's CONNECTION LIMIT"
             }
             _ => return None,
         };
