@@ -14,7 +14,7 @@ const LINES: [(&str, usize); 9] = [
     ("outbox", 2165),
     ("pgoutput", 481),
     ("relay", 18053),
-    ("servers", 2425),
+    ("servers", 2428),
     ("tailpost", 12816),
 ];
 
