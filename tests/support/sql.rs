@@ -46,17 +46,24 @@ impl<B: Broker> TestEnv<B> {
         .await;
     }
 
-    /// Advances a slot to a position, in SQL, as soon as the server has noticed that its reader has gone.
+    /// Waits until the server has noticed that the reader of a slot has gone.
     ///
     /// # Panics
     ///
-    /// When it cannot be advanced until [`DEADLINE`].
+    /// When somebody reads it still after [`DEADLINE`].
+    pub async fn wait_unread(&self, slot: &str) {
+        let sql = format!("SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{slot}'");
+        until(DEADLINE, "nobody reads the slot", async || self.query::<bool>(&sql).await).await;
+    }
+
+    /// Advances a slot that nobody reads any more to a position, in SQL.
+    ///
+    /// # Panics
+    ///
+    /// As [`wait_unread`](Self::wait_unread), or when it cannot be advanced.
     pub async fn advance_slot(&self, slot: &str, to: &str) {
-        let sql = format!("SELECT pg_replication_slot_advance('{slot}', {to})");
-        until(DEADLINE, "the slot is advanced", async || {
-            self.client().await.batch_execute(&sql).await.is_ok()
-        })
-        .await;
+        self.wait_unread(slot).await;
+        self.execute(&format!("SELECT pg_replication_slot_advance('{slot}', {to})")).await;
     }
 
     /// Asks for one value. The session is kept for the next question; a lost one is replaced.

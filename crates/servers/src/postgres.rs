@@ -23,6 +23,7 @@ use self::dsn::Dsn;
 use self::parsed::CONNECT_TIMEOUT;
 use self::pool::Pool;
 pub use self::pool::{PoolLimits, Session};
+pub use self::session_settings::WITHOUT_PRUNING;
 use self::session_settings::{HasSessions, Look};
 use crate::error::Error;
 use crate::secret::SecretSource;

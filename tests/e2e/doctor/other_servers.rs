@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lab::{NatsOptions, Postgres};
 use serde_json::Value;
-use support::{DEADLINE, TestEnv, TestEnvOptions, until};
+use support::{DEADLINE, TestEnv, TestEnvOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -251,8 +251,7 @@ async fn a_relay_with_another_slot_on_the_same_table_is_found() {
     assert!(second.wait_exit(DEADLINE).await.success());
     let mut remedies = told.lines().filter_map(|it| it.trim().strip_prefix("-> psql> "));
     let drop = remedies.rfind(|it| it.contains("pg_drop_replication_slot"));
-    let unread = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'second'";
-    until(DEADLINE, "nobody reads the slot", async || env.query::<bool>(unread).await).await;
+    env.wait_unread("second").await;
     env.execute(drop.expect("a remedy").split(" (").next().expect("a statement")).await;
     let (told, _) = env.ends_with(0, &doctor).await;
     assert!(told.contains("0 warnings"), "{told}");

@@ -23,6 +23,7 @@ mod inbox_shards;
 mod killed;
 mod left;
 mod letters_kept;
+mod locked_partitions;
 mod orders;
 mod outages;
 mod programs;

@@ -80,6 +80,7 @@ impl Store {
         client.batch_execute("SET idle_session_timeout = 0").await?;
         if !scope.transactional {
             client.batch_execute(LOOK_UP_KEYS).await?;
+            client.batch_execute(servers::postgres::WITHOUT_PRUNING).await?;
         }
         client.batch_execute(wait_for_locks(scope.transactional)).await?;
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;

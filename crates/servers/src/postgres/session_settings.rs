@@ -52,11 +52,12 @@ const SET: [(&str, &str); 6] = [
     ("tcp_user_timeout", "11000"),
 ];
 
-/// PostgreSQL 18 (18.4 was seen to) crashes where a row of a partitioned table is locked that another
-/// session has changed just then, and the partition is found by a value that only execution knows.
-const WANTED: &str = "CASE WHEN name = 'enable_partition_pruning'
-        AND pg_catalog.current_setting('server_version_num')::int >= 180000
-    THEN 'off' ELSE boot_val END";
+/// PostgreSQL 18 (18.4 was seen to) crashes in `perform_pruning_base_step`, where a statement of several
+/// parts finds partitions by values that only execution knows, and has rechecked a row that another
+/// session changed just then. Looking into the index of each of 40 partitions takes no longer.
+pub const WITHOUT_PRUNING: &str =
+    "SELECT pg_catalog.set_config('enable_partition_pruning', 'off', false)
+    WHERE pg_catalog.current_setting('server_version_num')::int >= 180000";
 
 /// The server gives up a silent walsender by its `wal_sender_timeout`. With `tcp_user_timeout` it would
 /// also give up one that takes no more of the log for 11 s, because the broker is away, or a scan or the
@@ -77,10 +78,10 @@ pub(super) fn set(options: &str) -> String {
     let defaulted = DEFAULTED.iter().filter(|name| is_free(name));
     let defaulted: Vec<String> = defaulted.map(|name| format!("'{name}'")).collect();
     format!(
-        "{set}SELECT count(pg_catalog.set_config(name, wanted, false))
-         FROM (SELECT name, context, setting, {WANTED} AS wanted FROM pg_catalog.pg_settings) known
+        "{set}SELECT count(pg_catalog.set_config(name, boot_val, false))
+         FROM pg_catalog.pg_settings
          WHERE (lower(name) IN ({}) OR starts_with(name, 'enable_') OR starts_with(name, 'geqo'))
-             AND context = 'user' AND setting <> wanted",
+             AND context = 'user' AND setting <> boot_val; {WITHOUT_PRUNING}",
         defaulted.join(", ")
     )
 }

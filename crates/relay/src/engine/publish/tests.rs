@@ -51,17 +51,19 @@ fn log(state: &mut Publishing, events: usize) {
 }
 
 fn log_event(state: &mut Publishing, event: Event) {
-    state.read(
-        Duration::ZERO,
-        LogInput::Logged(Outgoing {
-            event,
-            subject: Ok("s".into()),
-            seq: None,
-            requeued: false,
-            tried: Tried::default(),
-            replayed: None,
-        }),
-    );
+    state.read(Duration::ZERO, LogInput::Logged(outgoing(event)));
+}
+
+/// As the log brings it.
+pub(super) fn outgoing(event: Event) -> Outgoing {
+    Outgoing {
+        event,
+        subject: Ok("s".into()),
+        seq: None,
+        requeued: false,
+        tried: Tried::default(),
+        replayed: None,
+    }
 }
 
 /// Seed 43001386: a scan brought back what a stream had lost, and the log brings it once more.
@@ -438,15 +440,7 @@ fn a_limit_is_believed_once_it_was_read_after_the_event_came() {
     state.tick(Duration::from_secs(1));
     let mut event = Event::new("t", "a", "e", &0).expect("valid");
     event.payload = Bytes::from_static(b"{}");
-    let outgoing = Outgoing {
-        event,
-        subject: Ok("s".into()),
-        seq: None,
-        requeued: false,
-        tried: Tried::default(),
-        replayed: None,
-    };
-    state.read(Duration::from_secs(2), LogInput::Logged(outgoing));
+    state.read(Duration::from_secs(2), LogInput::Logged(outgoing(event)));
     for parked in [false, true] {
         let index = state.next_send().expect("the event").index;
         let refusal = Refusal::OverLimit("too large".into());

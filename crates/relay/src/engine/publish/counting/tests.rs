@@ -12,8 +12,9 @@ use uuid::Uuid;
 use super::*;
 use crate::engine::input::{BrokerInput, LogInput, Refusal};
 use crate::engine::messages::{Settings, Start};
+use crate::engine::publish::tests::outgoing;
 use crate::engine::tail_messages::TailMessage;
-use crate::engine::window::{Outgoing, Tried, WindowLimits};
+use crate::engine::window::{Outgoing, WindowLimits};
 
 const SYSTEM: u64 = 1;
 
@@ -78,14 +79,7 @@ fn event(id: u128) -> Outgoing {
     let mut event = Event::new("t", "a", "e", &0).expect("valid");
     event.id = Uuid::from_u128(id);
     event.payload = Bytes::from_static(b"{}");
-    Outgoing {
-        event,
-        subject: Ok("s".into()),
-        seq: None,
-        requeued: false,
-        tried: Tried::default(),
-        replayed: None,
-    }
+    outgoing(event)
 }
 
 fn read(state: &mut Publishing, input: LogInput) {
