@@ -1,6 +1,6 @@
 //! The relay's own columns, where the application made them or writes them.
 
-use support::{DEADLINE, TestEnv, until};
+use support::{DEADLINE, TestEnv};
 
 use crate::scanner::DOCUMENTED_TABLE;
 
@@ -88,9 +88,6 @@ const NULLS: &str = "
     FROM generate_series(1, 5);
     RELEASE nested; COMMIT";
 
-/// Rows that are not called published in the view.
-const PENDING: &str = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
-
 async fn rows_with_nulls(mark: &str, mode: &str) {
     let mut env = TestEnv::new().await;
     env.set("TAILPOST_RELAY__MARK", mark);
@@ -103,7 +100,7 @@ async fn rows_with_nulls(mark: &str, mode: &str) {
     let relay = env.relay();
     env.execute(NULLS).await;
     env.wait_stored(5).await;
-    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    env.wait_covered().await;
     relay.kill9().await;
     if mode == "fenced" {
         env.drop_slot("tailpost").await;
@@ -111,7 +108,7 @@ async fn rows_with_nulls(mark: &str, mode: &str) {
     env.execute(NULLS).await;
     let _relay = env.relay();
     env.execute(NULLS).await;
-    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    env.wait_covered().await;
     env.wait_stored(15).await;
     let stored = env.stored().await;
     assert_eq!(stored.len(), 15, "each once");
@@ -156,12 +153,12 @@ async fn copied_rows(mark: &str) {
     let copy = copy.replace("generate_series(1, 5)", "generate_series(1, 6) g");
     env.execute(&copy).await;
     env.wait_stored(6).await;
-    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    env.wait_covered().await;
     relay.kill9().await;
     let _relay = env.relay();
     env.execute(&copy).await;
     env.wait_stored(12).await;
-    until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+    env.wait_covered().await;
     assert_eq!(env.stored().await.len(), 12, "each once");
     let foreign = "SELECT count(*) FROM outbox_events
                    WHERE txid < '701' OR txid >= pg_snapshot_xmax(pg_current_snapshot())";
@@ -192,7 +189,7 @@ async fn rows_that_have_no_transaction_all_the_same_are_published_and_not_pendin
         env.execute(NULLS).await;
         let _relay = env.relay();
         env.execute(NULLS).await;
-        until(DEADLINE, "none is pending", async || env.query::<i64>(PENDING).await == 0).await;
+        env.wait_covered().await;
         let stored = env.stored().await;
         assert_eq!(stored.len(), 10, "each once");
         // The log tells a time that the table has not: both have none.

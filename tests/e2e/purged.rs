@@ -97,8 +97,7 @@ async fn survives_purges(mut env: TestEnv, seed: u64, keep: &[u64]) {
     let _relay = env.relay();
     load.wait_committed(400).await;
     load.stop().await;
-    let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
-    until(DEADLINE, "all is published", async || env.query::<i64>(published).await == 0).await;
+    env.wait_covered().await;
     history.assert_each_once(&env).await;
 }
 
@@ -245,8 +244,7 @@ mod long {
         let _relay = env.relay();
         load.wait_committed(400).await;
         load.stop().await;
-        let published = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
-        until(DEADLINE, "all is published", async || env.query::<i64>(published).await == 0).await;
+        env.wait_covered().await;
         history.assert_each_once(&env).await;
     }
 }

@@ -132,6 +132,17 @@ impl<B: Broker> TestEnv<B> {
         until_counted("every row is marked", async || self.unmarked().await, |it| it == 0).await;
     }
 
+    /// Waits until marks or a watermark say of every event that it is published.
+    ///
+    /// # Panics
+    ///
+    /// When they do not.
+    pub async fn wait_covered(&self) {
+        let sql = "SELECT count(*) FROM outbox_status WHERE status <> 'PUBLISHED'";
+        let left = async || self.query::<i64>(sql).await;
+        until_counted("every event is published", left, |it| it == 0).await;
+    }
+
     /// Up to where the slot is confirmed; of several shards' slots, all of them.
     ///
     /// # Panics

@@ -214,7 +214,11 @@
     request.onload = () => {
       const isText = request.getResponseHeader("content-type")?.startsWith("text/plain");
       if (isText && it.textContent !== request.responseText) it.textContent = request.responseText;
-      if (request.status === 202 && left > 0) setTimeout(outcome, 1000, it, left - 1);
+    };
+    // It is not final either while there is no answer.
+    request.onloadend = () => {
+      const isFinal = request.status >= 200 && request.status < 500 && request.status !== 202;
+      if (!isFinal && left > 0) setTimeout(outcome, 1000, it, left - 1);
     };
     request.send();
   }

@@ -110,8 +110,7 @@ async fn what_no_limit_explains_is_found_without_marks() {
     env.setup().await;
     let relay = env.relay();
     env.insert_each(20).await;
-    env.wait_stored(20).await;
-    env.wait_confirmed().await;
+    env.wait_covered().await;
     relay.sigterm();
     assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
     env.purge().await;

@@ -122,6 +122,20 @@ async fn what_is_requeued_at_a_consumer_is_dead_again_or_handled() {
     browser.go(&stage.url(&format!("/dead-letters/inbox/{id}?consumer=billing"))).await;
     browser.click_through("[data-requeue-button]").await;
     browser.wait_text(".remark", "503").await;
+    // It is asked for again although the database does not answer.
+    let told = async |condition| {
+        let all =
+            "performance.getEntriesByType('resource').filter((it) => it.name.includes('/outcome'))";
+        let script = format!(
+            "const all = {all}.map((it) => it.responseStatus);
+            const failed = all.findIndex((it) => it >= 500); return {condition}"
+        );
+        until(DEADLINE, condition, async || browser.script(&script).await == true).await;
+    };
+    stage.env.postgres.pause().expect("pause PostgreSQL");
+    told("failed >= 0").await;
+    stage.env.postgres.resume().expect("resume PostgreSQL");
+    told("failed >= 0 && all.slice(failed).includes(202)").await;
     browser.reload().await;
     browser.wait_text("[data-selection] [data-label=Since]", "requeued").await;
     assert!(!browser.text("main").await.contains("Causes"), "none is dead");

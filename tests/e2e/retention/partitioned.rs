@@ -300,10 +300,7 @@ mod long {
             assert_eq!(stored, [&before[..], &old, &[bad], &young].concat());
             assert_eq!(env.query::<i64>("SELECT count(*) FROM outbox_events").await, rows_left);
             if mark != "delete" {
-                let covered =
-                    "SELECT NOT EXISTS (SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
-                until(DEADLINE, "all are published", async || env.query::<bool>(covered).await)
-                    .await;
+                env.wait_covered().await;
                 let (told, _) = env.ends_with(0, &["verify", "--json"]).await;
                 let told: Value = serde_json::from_str(&told).expect("one JSON object");
                 assert_eq!(told["counts"].as_array().map(Vec::len), Some(0), "{told}");

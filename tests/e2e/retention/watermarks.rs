@@ -1,13 +1,6 @@
 //! Rows without marks of their own.
 
-use support::{DEADLINE, TestEnv, until};
-
 use super::{env, left, maintain, sorted, stop};
-
-async fn wait_covered(env: &TestEnv) {
-    let covered = "SELECT NOT EXISTS (SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
-    until(DEADLINE, "all is covered", async || env.query::<bool>(covered).await).await;
-}
 
 /// With `relay.mark = "lean"` rows go once the watermark has covered them for long
 /// enough, and no others do.
@@ -19,14 +12,14 @@ async fn rows_go_that_a_watermark_covered_long_ago() {
     env.setup().await;
     let relay = env.relay();
     let old = env.insert(20).await;
-    wait_covered(&env).await;
+    env.wait_covered().await;
     assert_eq!(maintain(&env, &[]).await["published"], 0, "nobody knows for how long");
     // It was noted; an hour goes by.
     let noted: i64 = env.query("SELECT count(*) FROM tailpost_published_history").await;
     assert_eq!(noted, 1);
     env.execute("UPDATE tailpost_published_history SET seen_at = now() - interval '2 hours'").await;
     let young = env.insert(10).await;
-    wait_covered(&env).await;
+    env.wait_covered().await;
 
     env.nats.pause().expect("pause NATS");
     let unpublished = env.insert(10).await;

@@ -2,7 +2,7 @@
 //! streams.
 
 use async_nats::HeaderMap;
-use support::{DEADLINE, TestEnv, until};
+use support::{DEADLINE, TestEnv};
 use uuid::Uuid;
 
 use super::{
@@ -20,11 +20,7 @@ pub(super) async fn published(env: &mut TestEnv, settings: &[(&str, &str)]) -> V
     let aggregates = insert_aggregates(env, 5, 3).await;
     env.wait_stored(15).await;
     match settings {
-        [(_, "lean")] => {
-            let covered = "SELECT NOT EXISTS (
-                    SELECT FROM outbox_status WHERE status <> 'PUBLISHED')";
-            until(DEADLINE, "all is covered", async || env.query::<bool>(covered).await).await;
-        }
+        [(_, "lean")] => env.wait_covered().await,
         [(_, "poll")] => env.wait_marked().await,
         _ => wait_swept(env).await,
     }
