@@ -80,12 +80,18 @@ impl Daemon {
 
     /// Fails if it ended, which no fault is a reason for.
     pub(super) fn check(&mut self) -> Result<()> {
-        if let Some(status) = self.process.exited()? {
-            let log = self.process.log();
-            let last = log.lines().rev().take(5).collect::<Vec<_>>();
-            bail!("{} ended by itself ({status}):\n{}", self.name, last.join("\n"));
+        match self.ended()? {
+            Some(last) => bail!("{} ended by itself, {last}", self.name),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Its status and what it said last, if it ended. To be asked no more then.
+    pub(super) fn ended(&mut self) -> Result<Option<String>> {
+        let Some(status) = self.process.exited()? else { return Ok(None) };
+        let log = self.process.log();
+        let last = log.lines().skip(log.lines().count().saturating_sub(5)).collect::<Vec<_>>();
+        Ok(Some(format!("{status}:\n{}", last.join("\n"))))
     }
 
     /// The most memory that it has had.

@@ -13,6 +13,7 @@ mod settings;
 mod silence;
 mod stopped;
 mod stream_changes;
+mod table;
 
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ use super::outcome::Outcome;
 use super::scenarios::{Daemons, LITTLE_PAYLOADS};
 
 pub(super) use faults::GENERATORS;
+use table::Changed;
 
 /// Committed events a second: fewer than in a scenario, so that the inbox catches up in a round.
 const RATE: f64 = 150.0;
@@ -69,6 +71,7 @@ struct Soak {
     // The generators to draw from; all if there are none.
     only: Vec<String>,
     has_note: bool,
+    changed: Changed,
     // What happened in this round, for the case that it ends badly.
     told: Vec<String>,
 }
@@ -130,6 +133,7 @@ impl Soak {
             unanswered: false,
             only: only.to_vec(),
             has_note: false,
+            changed: Changed::default(),
             told: Vec::new(),
         })
     }
@@ -155,6 +159,7 @@ impl Soak {
         let edges = self.lab.edges().await?;
         self.check()?;
         self.lab.check_logs()?;
+        self.tell(&self.changed.to_string());
         let outcome = Outcome::new("soak", &tally, self.lab.recovered(), self.lab.elapsed());
         Ok(outcome.with_effects(effects, expected).with_edges(edges))
     }

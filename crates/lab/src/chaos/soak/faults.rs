@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::proxy::Direction;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -27,7 +27,6 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (3, "network", |it| Box::pin(it.swallow())),
     (3, "slot", |it| Box::pin(it.drop_slot())),
     (2, "data", |it| Box::pin(it.change_columns())),
-    (2, "data", |it| Box::pin(it.change_schema())),
     (2, "data", |it| Box::pin(it.poison())),
     (1, "data", |it| Box::pin(it.commit_many())),
     (1, "data", |it| Box::pin(it.roll_back_many())),
@@ -46,6 +45,7 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (2, "history", |it| Box::pin(it.put_stream_back())),
     (2, "history", |it| Box::pin(it.put_consumer_back())),
     (2, "history", |it| Box::pin(it.put_inbox_back())),
+    (3, "table", |it| Box::pin(it.change_table())),
     (3, "settings", |it| Box::pin(it.set_postgres())),
     (2, "settings", |it| Box::pin(it.set_broker())),
 ];
@@ -65,18 +65,8 @@ pub(in crate::chaos) const GENERATORS: &[&str] = &[
     "stopped",
     "handler",
     "history",
+    "table",
     "settings",
-];
-
-/// What a migration tool drops, and what a person does who looks after a table.
-const SCHEMA_CHANGES: &[&str] = &[
-    "ALTER TABLE outbox_events DROP COLUMN stream_seq CASCADE, DROP COLUMN commit_lsn CASCADE",
-    "ALTER TABLE outbox_events DROP COLUMN next_attempt_at CASCADE",
-    "DROP FUNCTION tailpost_jsonb; DROP VIEW outbox_status",
-    "DROP TABLE tailpost_published, tailpost_retention CASCADE",
-    "DROP INDEX IF EXISTS idx_outbox_unpublished",
-    "VACUUM FULL outbox_events",
-    "CLUSTER outbox_events USING outbox_events_pkey",
 ];
 
 /// Events at once: more than a window, and than what a session reads back.
@@ -245,21 +235,6 @@ impl Soak {
         self.tell(&format!("ALTER TABLE outbox_events {change}"));
         self.has_note = !self.has_note;
         self.lab.execute(&format!("ALTER TABLE outbox_events {change}")).await
-    }
-
-    /// Relays that begin would refuse to work until it is mended.
-    async fn change_schema(&mut self) -> Result<()> {
-        let change = *SCHEMA_CHANGES.choose(&mut self.random).context("a change")?;
-        self.tell(&format!("{change}, then `tailpost setup`"));
-        while let Some(relay) = self.relays.pop() {
-            relay.kill().await?;
-        }
-        self.lab.execute(change).await?;
-        // It needs an answer of NATS.
-        self.mend_network().await?;
-        self.lab.setup().await?;
-        self.relays = vec![self.lab.start_relay()?, self.lab.start_relay()?];
-        Ok(())
     }
 
     async fn poison(&mut self) -> Result<()> {
