@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 13998),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18053),
+    ("relay", 18089),
     ("servers", 2429),
     ("tailpost", 12816),
 ];

@@ -190,8 +190,9 @@ impl Store {
         let from = lacks.iter().map(|it| it.version).min();
         // Before the text, which names these columns.
         let columns: Vec<_> = lacks.iter().filter_map(|it| it.statement.as_deref()).collect();
-        let kept = schema::transactions_kept(&lacks, &self.table, self.mark_by);
-        let first: Vec<_> = columns.iter().copied().chain(kept.as_deref()).collect();
+        let kept = schema::contents_kept(&lacks, &self.table, self.mark_by);
+        let first: Vec<_> =
+            columns.iter().copied().chain(kept.iter().map(String::as_str)).collect();
         let migrated = self.connection.migrate(&self.table, layout, from, &first.join("; ")).await;
         migrated.map_err(|error| match error.code() {
             Some(SqlState::NOT_NULL_VIOLATION) => Error::Unusable {
