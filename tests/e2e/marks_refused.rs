@@ -60,6 +60,47 @@ async fn a_trigger_that_refuses_marks_of_some_rows_costs_the_others_nothing() {
     others_are_marked(REFUSING, "frozen", "function frozen() refuses a row (SQLSTATE P0001").await;
 }
 
+const FUNCTION: &str = "
+    CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$";
+
+/// Marks name the outbox: triggers of its partitions fire all the same, if they are for each row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_of_a_partition_is_named_with_what_it_does_to_marks() {
+    let env = TestEnv::new().await;
+    env.ends_with(0, &["setup", "--partitioned"]).await;
+    env.insert(5).await;
+    let today: String =
+        env.query("SELECT DISTINCT tableoid::regclass::text FROM outbox_events").await;
+    let trigger = |name: &str, table: &str, each: &str| {
+        let function = "EXECUTE FUNCTION kept()";
+        format!("CREATE TRIGGER {name} BEFORE UPDATE ON {table} FOR EACH {each} {function}")
+    };
+    env.execute(FUNCTION).await;
+    env.execute(&trigger("at_once", &today, "STATEMENT")).await;
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    assert!(!told.contains("at_once"), "it never fires: {told}");
+    env.execute(&trigger("kept", &today, "ROW")).await;
+    env.execute(&trigger("wide", "outbox_events", "ROW")).await;
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    let named = format!("wide of public.outbox_events, kept of public.{today}. If a trigger");
+    assert!(told.contains(&named) && told.contains("gets no mark"), "{told}");
+    env.execute("DROP TRIGGER wide ON outbox_events").await;
+
+    let _relay = env.relay();
+    let refused = "SELECT count(*) FROM tailpost_owed WHERE reason IS NOT NULL";
+    until(DEADLINE, "it is noted", async || env.query::<i64>(refused).await == 5).await;
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    assert!(told.contains("5 rows of published events cannot be marked"), "{told}");
+    let disable = format!("ALTER TABLE public.{today} DISABLE TRIGGER kept");
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    assert!(told.contains(&disable), "{told}");
+    env.execute(&disable).await;
+    env.wait_marked().await;
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    assert!(!told.contains("each marked row fires"), "{told}");
+    assert_eq!(env.stored_count().await, 5);
+}
+
 mod long {
     use super::*;
 

@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11440),
     ("lab", 6727),
-    ("operate", 13998),
+    ("operate", 14008),
     ("outbox", 2165),
     ("pgoutput", 481),
     ("relay", 18089),

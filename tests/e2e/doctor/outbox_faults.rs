@@ -67,7 +67,7 @@ const TABLES: &[Fault] = &[
             "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
             "CREATE TRIGGER noted AFTER UPDATE ON outbox_events FOR EACH ROW EXECUTE FUNCTION note()",
         ])],
-        &["ALTER TABLE \"public\".\"outbox_events\" DISABLE TRIGGER noted"],
+        &["ALTER TABLE public.outbox_events DISABLE TRIGGER noted"],
     ),
     Fault::new(
         "outbox-companions",

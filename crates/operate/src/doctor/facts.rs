@@ -196,8 +196,8 @@ pub(crate) struct OutboxTable {
     pub(crate) has_poll_index: bool,
     /// Indexes that are there and are not used.
     pub(crate) invalid_indexes: Vec<String>,
-    /// Triggers that fire when a row is marked.
-    pub(crate) triggers: Vec<String>,
+    /// Triggers that fire when a row is marked: the table or partition, and the trigger.
+    pub(crate) triggers: Vec<(String, String)>,
     /// Tables without autovacuum.
     pub(crate) unvacuumed: Vec<String>,
     /// What the role lacks: table, and the privileges.

@@ -258,9 +258,15 @@ fn triggers(seen: &Seen) -> Judged {
     if found.is_empty() {
         return ok("none");
     }
-    let quoted = seen.config.table.quoted();
-    let disable = |it: &String| Remedy::sql(format!("ALTER TABLE {quoted} DISABLE TRIGGER {it}"));
-    warning(format!("each marked row fires {}", found.join(", ")), found.iter().map(disable))
+    let names: Vec<_> = found.iter().map(|(table, it)| format!("{it} of {table}")).collect();
+    let evidence = format!(
+        "each marked row fires {}. If a trigger raises an error, returns NULL or puts the columns back, \
+         the row gets no mark",
+        names.join(", ")
+    );
+    let disable =
+        |(table, it): &_| Remedy::sql(format!("ALTER TABLE {table} DISABLE TRIGGER {it}"));
+    warning(evidence, found.iter().map(disable))
 }
 
 fn companions(seen: &Seen) -> Judged {

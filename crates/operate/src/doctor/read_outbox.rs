@@ -16,7 +16,8 @@ use crate::maintain::{end, is_short};
 use crate::sql::Store;
 
 /// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
-/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes.
+/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes. A mark names the
+/// outbox, so of a partition only triggers for each row fire. What it has from its table counts once.
 const TABLE: &str = "
     WITH tree AS (
         SELECT c.*, format('%I.%I', nspname, relname) AS name
@@ -44,13 +45,17 @@ const TABLE: &str = "
               JOIN pg_namespace n ON n.oid = relnamespace
               WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid))
             AS policed,
-        ARRAY(SELECT format('%I', tgname) FROM pg_trigger
-              WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
-                  AND tgtype & $5 <> 0
-                  AND (tgattr = '' OR EXISTS (
-                      SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
-                          AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
-              ORDER BY 1) AS triggers,
+        (SELECT coalesce(jsonb_agg(jsonb_build_array(tree.name, format('%I', tgname))
+                                   ORDER BY tree.name, tgname), '[]')
+         FROM pg_trigger t JOIN tree ON tree.oid = tgrelid
+         WHERE NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & $5 <> 0
+             AND (tgrelid = to_regclass($1) OR tgtype & 1 = 1)
+             AND NOT EXISTS (SELECT FROM pg_trigger above
+                 WHERE above.oid = t.tgparentid AND above.tgenabled IN ('O', 'A'))
+             AND (tgattr = '' OR EXISTS (
+                 SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
+                     AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn'))))
+            AS triggers,
         (SELECT coalesce(jsonb_agg(jsonb_build_array(format('%I.%I', nspname, relname), lacking)
                                    ORDER BY place), '[]')
          FROM unnest($4::text[]) WITH ORDINALITY AS wanted (name, place)
