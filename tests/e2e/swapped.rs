@@ -65,7 +65,11 @@ async fn rows_of_a_table_that_was_swapped_while_the_log_lags_come_by_one_command
     assert!(again.contains("100 rows of public.outbox_old"), "{again}");
     let (told, _) = env.ends_with(1, &["doctor"]).await;
     assert!(told.contains("100 rows of public.outbox_old"), "{told}");
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    assert!(told.contains("100 rows of public.outbox_old"), "{told}");
     follow(&env, again).await;
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    assert!(!told.contains("outbox_old"), "{told}");
     let _relay = env.relay();
     expected.extend(env.insert_each(5).await);
     assert_stored(&env, &expected).await;

@@ -44,8 +44,14 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
     let (partitions, warning) = partitions(store).await?;
     let mut report = StatusReport { outbox, retention, partitions, ..Default::default() };
     report.warnings.extend(warning);
-    if let Err(Error::Unusable { problem, fix }) = store.check_shards(config).await {
-        report.warnings.push(format!("{problem}: {fix}"));
+    for checked in [store.check_shards(config).await, store.check_former().await] {
+        match checked {
+            Ok(()) => {}
+            Err(Error::Unusable { problem, fix }) => {
+                report.warnings.push(format!("{problem}: {fix}"));
+            }
+            Err(error) => report.warnings.push(relay::describe(&error)),
+        }
     }
     let nats = config.nats.connect("tailpost status").await;
     let nats = nats.map_err(|error| report.lacks(error.into())).ok();
