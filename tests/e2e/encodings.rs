@@ -1,8 +1,14 @@
 //! Databases in other encodings than UTF-8: every row is published or parked, or they are refused.
 
+use async_nats::HeaderMap;
+use async_nats::jetstream::{Context, stream};
 use lab::Postgres;
+use outbox::{Event, wire};
+use serde_json::json;
 use support::{DEADLINE, TestEnv, until};
 use tokio_postgres::Client;
+
+use crate::inbox::service::Service;
 
 const TABLE: &str = "CREATE TABLE outbox_events (
     id UUID PRIMARY KEY, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
@@ -135,4 +141,73 @@ async fn an_encoding_that_a_relay_does_not_read_is_refused_by_name() {
     client.batch_execute(TABLE).await.expect("create the table");
     env.set("TAILPOST_RELAY__MODE", "poll");
     refused(&env).await;
+}
+
+async fn publish(jetstream: &Context, aggregate: &str, kind: &str) {
+    let event = Event::new(kind, aggregate, "Placed", &json!({"n": "日本"})).expect("an event");
+    let mut headers = HeaderMap::new();
+    wire::event_headers(&event, |name, value| headers.append(name, value)).expect("headers");
+    let subject = format!("outbox.{kind}.Placed");
+    let ack = jetstream.publish_with_headers(subject, headers, event.payload);
+    ack.await.expect("publish").await.expect("the stream takes it");
+}
+
+/// Events that come in UTF-8, and services that answer in it. A record has an event's subject:
+/// only where that cannot be written the event becomes a dead letter.
+async fn an_inbox_works(encoding: &str) {
+    let mut env = TestEnv::new().await;
+    let client = database(&env.postgres, encoding).await;
+    env.set("DATABASE_URL", &env.postgres.url("other"));
+    env.set("TAILPOST_INBOX__BACKOFF", "100ms");
+    env.ends_with(0, &["inbox", "setup"]).await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let subjects = vec!["outbox.>".into()];
+    let config = stream::Config { name: "OUTBOX".into(), subjects, ..stream::Config::default() };
+    jetstream.create_stream(config).await.expect("create the stream");
+    let service = Service::start().await;
+    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    inbox.announce("");
+
+    let count = async |what: &str| {
+        let sql = format!("SELECT count(*) FROM {what}");
+        client.query_one(&sql, &[]).await.expect(&sql).get::<_, i64>(0)
+    };
+    let processed = "inbox_messages WHERE status = 'PROCESSED'";
+    service.say("注文は見つかりません … не найден");
+    service.answer_to("o-down", 500);
+    service.answer_to("o-bad", 422);
+    for (aggregate, kind) in [("plain", "order"), ("café", "order"), ("日本", "order")] {
+        publish(&jetstream, aggregate, kind).await;
+    }
+    publish(&jetstream, "o-bad", "order").await;
+    publish(&jetstream, "日本", "注文").await;
+    publish(&jetstream, "o-down", "order").await;
+    let tried = async || {
+        let calls = service.calls();
+        calls.iter().filter(|it| it.header("aggregate-id") == "o-down").count()
+    };
+    until(DEADLINE, "it is called again", async || tried().await >= 3).await;
+    service.answer_to("o-down", 204);
+    until(DEADLINE, "all others are over", async || {
+        count("inbox_messages WHERE status IN ('PROCESSED', 'DEAD')").await == 6
+    })
+    .await;
+    let letters = count("inbox_dead_letter").await;
+    assert_eq!(count(processed).await + letters, 6);
+    // Its subject is what a record has.
+    assert!((1..=2).contains(&letters), "{letters}: {}", inbox.log());
+    assert_eq!(count("inbox_dead_letter WHERE cause = 'unrecordable'").await, letters - 1);
+    let whole = "inbox_dead_letter WHERE payload = decode('7b226e223a22e697a5e69cac227d', 'hex')";
+    assert_eq!(count(whole).await, letters, "they are kept as they came");
+    let (told, _) = env.ends_with(0, &["inbox", "dlq", "list"]).await;
+    assert!(told.contains("422"), "{told}");
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_works_in_databases_of_other_encodings() {
+    for encoding in ["SQL_ASCII", "WIN1252", "LATIN1", "EUC_JP"] {
+        an_inbox_works(encoding).await;
+    }
 }

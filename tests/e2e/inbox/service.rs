@@ -31,6 +31,7 @@ struct Shared {
     calls: Vec<Call>,
     answers: BTreeMap<String, u16>,
     otherwise: u16,
+    words: String,
 }
 
 /// A service whose answers can be changed while it runs. Dropping it closes its port.
@@ -70,6 +71,11 @@ impl Service {
         shared.answers.insert(aggregate_id.to_owned(), status);
     }
 
+    /// From now on answers with these words.
+    pub(crate) fn say(&self, words: &str) {
+        words.clone_into(&mut self.shared.lock().expect("not poisoned").words);
+    }
+
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.shared.lock().expect("not poisoned").calls.clone()
     }
@@ -96,7 +102,7 @@ impl Drop for Service {
     }
 }
 
-async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> StatusCode {
+async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> (StatusCode, String) {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.expect("a body");
     let text = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok()).unwrap_or("");
@@ -105,7 +111,7 @@ async fn serve(State(shared): State<Arc<Mutex<Shared>>>, request: Request) -> St
     let mut shared = shared.lock().expect("not poisoned");
     let status = shared.answers.get(text("aggregate-id")).copied().unwrap_or(shared.otherwise);
     shared.calls.push(Call { id, headers: parts.headers.clone(), payload });
-    StatusCode::from_u16(status).expect("a status")
+    (StatusCode::from_u16(status).expect("a status"), shared.words.clone())
 }
 
 /// Commits an event of an aggregate; returns its id.

@@ -55,7 +55,7 @@ pub(crate) struct Store {
 #[derive(Clone)]
 pub(crate) struct Statements {
     scope: Scope,
-    /// Whether the database's encoding has every character.
+    /// Whether the database takes every character.
     takes_any_text: bool,
     record: Statement,
     note: Statement,
@@ -84,7 +84,8 @@ impl Store {
         }
         client.batch_execute(wait_for_locks(scope.transactional)).await?;
         client.execute(hold_role::MARK_CONNECTION, &[&scope.owner]).await?;
-        let about = "SELECT pg_backend_pid(), current_setting('server_encoding') = 'UTF8'";
+        let about =
+            "SELECT pg_backend_pid(), current_setting('server_encoding') IN ('UTF8', 'SQL_ASCII')";
         let about = client.query_one(about, &[]).await?;
         let pid = about.get(0);
         let sql = Statements::prepare(client, scope, about.get(1)).await?;
@@ -168,7 +169,7 @@ impl Statements {
         on: &impl GenericClient,
         outcomes: &[(Key, String)],
     ) -> Result<u64> {
-        let rows = outcomes.iter().map(|(key, text)| (key.id, key.event_time, storable(text)));
+        let rows = outcomes.iter().map(|(key, text)| (key.id, key.event_time, self.harmless(text)));
         let (ids, times, texts): (Vec<_>, Vec<_>, Vec<_>) = rows.collect();
         on.execute(&self.note, &[&self.scope.consumer, &ids, &times, &texts]).await
     }
@@ -218,9 +219,9 @@ impl Statements {
         }
         let (ids, times, tokens) = tokens_of(ends.iter().map(|(claim, _)| claim));
         let columns = ends.iter().map(|(_, end)| match end {
-            End::Processed { outcome } => ("PROCESSED", outcome.map(storable), 0.0),
+            End::Processed { outcome } => ("PROCESSED", outcome.map(|it| self.harmless(it)), 0.0),
             End::Failed { reason, delay, .. } => {
-                ("FAILED", Some(storable(reason)), delay.as_secs_f64())
+                ("FAILED", Some(self.harmless(reason)), delay.as_secs_f64())
             }
             End::GivenBack { failed } => {
                 ("PROCESSING", failed.map(|it| self.harmless(it.reason)), 0.0)
@@ -280,7 +281,8 @@ impl Statements {
         Ok(rows)
     }
 
-    /// A reason that is about no event: the database must not refuse it.
+    /// What a handler or a service says, which may be in any language. The database must not refuse it:
+    /// its event would become a dead letter.
     fn harmless(&self, reason: &str) -> String {
         let reason = storable(reason);
         if self.takes_any_text { reason } else { ascii(&reason) }
@@ -318,9 +320,7 @@ impl Statements {
             (subject, "{}".to_owned(), Some(message.header_block()), reason)
         } else {
             let raw = message.raw_headers.clone();
-            let expired = cause == Cause::Expired;
-            let reason = if expired { self.harmless(reason) } else { storable(reason) };
-            (message.subject.clone(), message.headers_json(), raw, reason)
+            (message.subject.clone(), message.headers_json(), raw, self.harmless(reason))
         };
         let Key { id, event_time } = message.key;
         let seq = message.stream_seq.cast_signed();
