@@ -249,20 +249,21 @@ async fn a_connection_to_the_broker_that_is_made_anew_brings_events_at_once() {
     let service = Service::start().await;
     let (_network, _inbox, admin) = run(&mut env, &service).await;
     wait_readyz(&admin, &["HTTP/1.1 200"]).await;
-    let mut took = Vec::new();
+    let (mut slowest, mut slowest_relay) = (Duration::ZERO, Duration::ZERO);
     for round in 1..=12_u64 {
         env.to_nats().cut().await;
         env.to_nats().restore().await.expect("listen again");
+        let began = Instant::now();
         env.insert(1).await;
         env.wait_stored(round).await;
+        slowest_relay = slowest_relay.max(began.elapsed());
         let stored = Instant::now();
         wait_processed(&env, round.cast_signed()).await;
-        took.push(stored.elapsed());
+        slowest = slowest.max(stored.elapsed());
     }
-    took.sort_unstable();
-    eprintln!("from the stream to the effect: {took:?}");
-    // What was asked for before ends after five seconds, in each round. Some may be slow.
-    assert!(took[3] < Duration::from_secs(4), "{took:?}");
+    // What was asked for before ends after five seconds. The relay tells how slow the machine is.
+    eprintln!("to the stream {slowest_relay:?} at most, from there to the effect {slowest:?}");
+    assert!(slowest < Duration::from_secs(4) + 3 * slowest_relay, "{slowest:?}");
 }
 
 mod long {
