@@ -1,6 +1,7 @@
 //! The relay's own columns, where the application made them or writes them.
 
-use support::{DEADLINE, TestEnv};
+use support::{DEADLINE, TestEnv, until};
+use uuid::Uuid;
 
 use crate::scanner::DOCUMENTED_TABLE;
 
@@ -50,6 +51,45 @@ async fn a_relay_does_not_start_on_a_column_of_another_type() {
         env.wait_marked().await;
         assert_eq!(env.stored_ids().await, expected);
     }
+}
+
+/// What comes of the log is read as before, and what is brought from the table says what is wrong.
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_whose_type_is_changed_under_a_relay_loses_nothing() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "200ms");
+    env.setup().await;
+    let mut relay = env.relay();
+    relay.announce("");
+    let mut expected = env.insert(5).await;
+    env.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload, headers)
+         VALUES (gen_random_uuid(), 'order', 'o-1', 'Placed', '{}', '[]')",
+    )
+    .await;
+    let letters = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "it is parked", async || env.query::<i64>(letters).await == 1).await;
+    env.wait_marked().await;
+    env.execute("ALTER TABLE outbox_events ALTER COLUMN seq TYPE INT").await;
+    expected.extend(env.insert(5).await);
+    env.wait_stored(10).await;
+    let id: Uuid = env.query("SELECT id FROM outbox_dead_letter").await;
+    env.execute("UPDATE outbox_dead_letter SET headers = NULL").await;
+    env.ends_with(0, &["outbox", "dlq", "requeue", &id.to_string(), "--direct"]).await;
+    expected.push(id);
+    assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+    let mends = statement(&relay.log());
+    assert!(relay.log().contains("column \"seq\"") && mends.contains("bigint"), "{mends}");
+    env.execute(&mends).await;
+    relay = env.relay();
+    expected.extend(env.insert(5).await);
+    env.wait_marked().await;
+    let mut stored = env.stored_ids().await;
+    stored.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(stored, expected, "each once");
+    drop(relay);
 }
 
 /// Types that are read as well as the documented ones.

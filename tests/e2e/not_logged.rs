@@ -202,12 +202,55 @@ async fn a_generated_column_of_the_event_is_refused_by_name() {
 
     // It comes while the relay runs.
     relay.announce("");
-    env.execute(
-        "DROP VIEW outbox_status; ALTER TABLE outbox_events DROP COLUMN version,
-             ADD COLUMN version INT GENERATED ALWAYS AS (7) STORED",
-    )
-    .await;
+    env.execute(BECOMES_GENERATED).await;
     assert_eq!(ends(&relay, "column \"version\"").await, mends);
+}
+
+const BECOMES_GENERATED: &str = "
+    DROP VIEW outbox_status; ALTER TABLE outbox_events DROP COLUMN version,
+        ADD COLUMN version INT GENERATED ALWAYS AS (7) STORED";
+
+/// While no relay runs. Each start is refused before anything is done to the slot.
+// proves: G-TABLE-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_started_on_a_generated_column_leaves_the_slot_as_it_is() {
+    const SLOT: &str = "SELECT coalesce(string_agg(
+            concat_ws(' ', slot_name, restart_lsn, confirmed_flush_lsn, epoch, epoch_at), ','), '')
+        FROM pg_replication_slots LEFT JOIN tailpost_state ON slot = slot_name";
+    for has_slot in [true, false] {
+        let mut env = env(15).await;
+        env.set(RENAMED.0, RENAMED.1);
+        let plain = DOCUMENTED_TABLE.replace("event_version", "version");
+        env.execute(&plain).await;
+        env.setup().await;
+        let relay = env.relay();
+        let mut expected = env.insert(5).await;
+        env.wait_marked().await;
+        env.wait_confirmed().await;
+        relay.sigterm();
+        assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
+        env.execute(BECOMES_GENERATED).await;
+        expected.extend(env.insert(5).await);
+        if !has_slot {
+            env.drop_slot("tailpost").await;
+        }
+        let slot: String = env.query(SLOT).await;
+        assert_eq!(slot.is_empty(), !has_slot);
+        let mut mends = String::new();
+        for _ in 0..2 {
+            let relay = env.relay();
+            relay.announce("");
+            mends = ends(&relay, "column \"version\"").await;
+            assert_eq!(env.query::<String>(SLOT).await, slot);
+            assert_eq!(env.stored_count().await, 5);
+        }
+        env.execute(&mends).await;
+        let _relay = env.relay();
+        expected.extend(env.insert(5).await);
+        env.wait_marked().await;
+        assert_stored(&env, expected).await;
+        assert!(versions(&env).await.values().any(|it| it == "7"));
+    }
 }
 
 /// PostgreSQL 18 publishes what it stores, if it is told to.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::{DEADLINE, TestEnv, until};
 use tokio::net::TcpStream;
 
-use super::http::set_up;
+use super::http::{set_up, wait_processed};
 use super::programs::Program;
 use super::service::{Call, Service};
 
@@ -179,4 +179,35 @@ async fn public_libraries_take_what_is_sent_and_refuse_what_was_changed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn public_libraries_take_the_attributes_that_the_relay_adds() {
     public_libraries_take_what_is_sent(true).await;
+}
+
+/// Other programs go by these. Who has set `inbox.proxy` knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_of_the_environment_is_named_and_not_used() {
+    let mut env = set_up().await;
+    for name in ["HTTPS_PROXY", "http_proxy"] {
+        env.set(name, "http://127.0.0.1:9");
+    }
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let args = service.args();
+    let run = |env: &TestEnv| {
+        let inbox = env.spawn(&args.each_ref().map(String::as_str));
+        inbox.announce("");
+        inbox
+    };
+    let inbox = run(&env);
+    env.insert(5).await;
+    wait_processed(&env, 5).await;
+    let named = "HTTPS_PROXY is not used: set inbox.proxy";
+    assert_eq!(inbox.log().matches(named).count(), 1, "{}", inbox.log());
+    inbox.sigterm();
+    assert!(inbox.wait_exit(DEADLINE).await.success(), "{}", inbox.log());
+
+    env.set("TAILPOST_INBOX__PROXY", "http://127.0.0.1:9");
+    let inbox = run(&env);
+    env.insert(1).await;
+    let records = "SELECT count(*) FROM inbox_messages";
+    until(DEADLINE, "it is tried", async || env.query::<i64>(records).await == 6).await;
+    assert!(!inbox.log().contains("is not used"), "{}", inbox.log());
 }
