@@ -1,6 +1,7 @@
 //! What somebody else drops of the schema is named, and `tailpost setup` brings it back.
 
 use support::{DEADLINE, TestEnv};
+use uuid::Uuid;
 
 /// What is dropped, how it is named, and whether a relay cannot do without it.
 const DROPPED: &[(&str, &str, bool)] = &[
@@ -109,6 +110,75 @@ async fn rows_whose_order_is_dropped_come_in_that_of_their_transactions() {
         let are_new: bool = env.query("SELECT min(seq) > 65 FROM outbox_events").await;
         assert!(are_new, "a dead letter may have the number of a row");
     }
+}
+
+/// PostgreSQL adds no identity to a table that has partitions, before 17.
+// proves: G-SETUP-2, G-ORDER-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partitioned_outbox_gets_back_its_order() {
+    let order = "DROP COLUMN seq CASCADE";
+    let both = "DROP COLUMN seq CASCADE, DROP COLUMN txid CASCADE";
+    for (mode, drop) in [("poll", order), ("fenced", order), ("fenced", both)] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.ends_with(0, &["setup", "--partitioned"]).await;
+        if mode == "fenced" {
+            env.drop_slot("tailpost").await;
+        }
+        let mut expected = env.insert_each(60).await;
+        env.execute(&format!("ALTER TABLE outbox_events {drop}")).await;
+        expected.extend(env.insert_each(5).await);
+        let (told, _) = env.ends_with(1, &["doctor"]).await;
+        assert!(told.contains("column seq of "), "{told}");
+        env.setup().await;
+        env.execute(DROP_LAST_PARTITION).await;
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(told.contains("created  partitions"), "one more is made and attached: {told}");
+        env.ends_with(0, &["doctor"]).await;
+        comes_in_order(&env, expected, &format!("{mode}: {drop}")).await;
+    }
+}
+
+const DROP_LAST_PARTITION: &str = "DO $$ BEGIN
+    EXECUTE (SELECT format('DROP TABLE %s', inhrelid::regclass) FROM pg_inherits
+             WHERE inhparent = 'outbox_events'::regclass ORDER BY inhrelid DESC LIMIT 1);
+END $$";
+
+/// Its rows lie in their partitions, whose order says nothing.
+// proves: G-ORDER-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partitioned_table_without_an_order_is_adopted() {
+    for mode in ["poll", "fenced"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        env.execute(
+            "CREATE TABLE outbox_events (id UUID PRIMARY KEY, aggregate_type TEXT,
+                 aggregate_id TEXT, event_type TEXT, payload JSONB) PARTITION BY HASH (id);
+             CREATE TABLE hashed0 PARTITION OF outbox_events FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+             CREATE TABLE hashed1 PARTITION OF outbox_events FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+        )
+        .await;
+        let expected = env.insert_each(60).await;
+        env.setup().await;
+        comes_in_order(&env, expected, mode).await;
+        let (told, _) = env.ends_with(0, &["setup"]).await;
+        assert!(!told.contains("created"), "{told}");
+    }
+}
+
+/// What waits, what is inserted now, and what a producer inserts that has the documented grants.
+async fn comes_in_order(env: &TestEnv, mut expected: Vec<Uuid>, case: &str) {
+    expected.extend(env.insert_each(5).await);
+    env.execute(
+        "CREATE ROLE producer; GRANT INSERT ON outbox_events TO producer; SET ROLE producer;
+         INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+             VALUES ('ffffffff-ffff-ffff-ffff-ffffffffffff', 'order', 'o-1', 'Placed', '{}')",
+    )
+    .await;
+    expected.push(Uuid::max());
+    let _relay = env.relay();
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected, "{case}");
 }
 
 mod long {
