@@ -112,6 +112,25 @@ async fn rows_whose_order_is_dropped_come_in_that_of_their_transactions() {
     }
 }
 
+/// Afterwards an attempt, or anybody, gives a row another version, which says that the log has it.
+// proves: G-SETUP-2
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_whose_transactions_are_dropped_are_not_taken_for_the_logs() {
+    for mark in ["lean", "row"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MARK", mark);
+        env.setup().await;
+        env.drop_slot("tailpost").await;
+        let expected = env.insert_each(5).await;
+        env.execute("ALTER TABLE outbox_events DROP COLUMN txid CASCADE").await;
+        env.setup().await;
+        env.execute("UPDATE outbox_events SET publish_attempts = 1").await;
+        let _relay = env.relay();
+        env.wait_covered().await;
+        assert_eq!(env.stored_ids().await, expected, "{mark}");
+    }
+}
+
 /// PostgreSQL adds no identity to a table that has partitions, before 17.
 // proves: G-SETUP-2, G-ORDER-2
 #[tokio::test(flavor = "multi_thread")]

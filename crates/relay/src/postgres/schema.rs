@@ -178,10 +178,9 @@ fn transactions_kept(
     let mut statements = vec![
         format!("ALTER TABLE {outbox} ADD COLUMN txid XID8"),
         format!("ALTER TABLE {outbox} ALTER COLUMN txid SET DEFAULT pg_current_xact_id()"),
+        // An update gives a row another version.
+        format!("UPDATE {outbox} o SET txid = {} WHERE {waits}", version("o")),
     ];
-    if lacks("seq") {
-        statements.push(format!("UPDATE {outbox} o SET txid = {} WHERE {waits}", version("o")));
-    }
     if by != MarkBy::Lean && !lacks("publish_attempts") {
         statements.push(format!(
             "UPDATE {outbox} SET txid = '{OLDEST_TRANSACTION}' WHERE {waits} AND publish_attempts > 0"
