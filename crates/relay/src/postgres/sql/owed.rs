@@ -61,7 +61,8 @@ impl Store {
         self.note_stored(stream, resolved).await?;
         let marked = self.unless_held_up(self.mark_waiting(stream, resolved)).await?;
         let rows = marked.map_or(0, |(rows, _)| rows);
-        if rows >= resolved.len() as u64 {
+        // A trigger that puts the former row back is counted as a mark.
+        if rows >= resolved.len() as u64 && !self.is_any_unmarked(resolved).await? {
             return Ok(ScanMarks { rows, owed: 0 });
         }
         // The others are locked, or refused, or gone: each of them is looked at.
@@ -298,11 +299,12 @@ pub(super) fn columns(resolved: &[Resolved]) -> (Vec<Uuid>, Vec<Option<i64>>, Ve
 pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
     let (outbox, id) = (table.quoted(), table.column(Column::Id));
     let owed = table.companion("tailpost_owed");
-    let (lock, mark) = match by {
+    let (lock, mark, taken) = match by {
         MarkBy::Row | MarkBy::Lean => {
-            ("NO KEY UPDATE", format!("UPDATE {outbox} o SET {} FROM resolved u", marks()))
+            let mark = format!("UPDATE {outbox} o SET {} FROM resolved u", marks());
+            ("NO KEY UPDATE", mark, "o.published_at IS NOT NULL")
         }
-        MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING resolved u")),
+        MarkBy::Delete => ("UPDATE", format!("DELETE FROM {outbox} o USING resolved u"), "true"),
     };
     format!(
         "WITH resolved AS (
@@ -314,11 +316,11 @@ pub(super) fn mark_free(table: &Table, by: MarkBy, on_trust: bool) -> String {
          ), free AS MATERIALIZED (
              SELECT o.{id} AS id FROM {outbox} o WHERE o.{id} = ANY($1) AND {NOT_MARKED}
              FOR {lock} SKIP LOCKED
-         ), marked AS (
+         ), done AS (
              {mark} WHERE o.{id} = u.id AND o.{id} = ANY (ARRAY(SELECT id FROM free))
                  AND {NOT_MARKED}
-             RETURNING o.{id} AS id
-         ), owed AS (
+             RETURNING o.{id} AS id, {taken} AS is_taken
+         ), marked AS (SELECT id FROM done WHERE is_taken), owed AS (
              INSERT INTO {owed} (id, stream, stream_seq, commit_lsn, reason)
              SELECT u.id, u.stream, u.stream_seq, u.commit_lsn,
                  CASE WHEN u.id IN (SELECT id FROM free) THEN '{UNTAKEN}' END
@@ -359,23 +361,23 @@ fn mark_owed(table: &Table, by: MarkBy) -> String {
         MarkBy::Row | MarkBy::Lean => (
             format!(
                 "UPDATE {outbox} o SET {} FROM due u WHERE o.{id} = u.id AND NOT u.parked
-                 RETURNING o.{id}",
+                 RETURNING o.{id}, o.published_at IS NOT NULL",
                 marks()
             ),
             "u.parked",
         ),
-        MarkBy::Delete => ("SELECT NULL::uuid WHERE false".to_owned(), "true"),
+        MarkBy::Delete => ("SELECT NULL::uuid, true WHERE false".to_owned(), "true"),
     };
     format!(
         "WITH due AS MATERIALIZED (
              SELECT w.* FROM {owed} w JOIN {outbox} o ON o.{id} = w.id WHERE {NOT_MARKED}
                  AND w.id = ANY($1)
              FOR UPDATE OF o, w SKIP LOCKED
-         ), marked (id) AS (
+         ), marked (id, is_taken) AS (
              {mark}
          ), removed (id) AS (
              DELETE FROM {outbox} o USING due u WHERE o.{id} = u.id AND {removed} RETURNING o.{id}
-         ), done AS (SELECT id FROM marked UNION ALL SELECT id FROM removed), untaken AS (
+         ), done AS (SELECT id FROM marked WHERE is_taken UNION ALL SELECT id FROM removed), untaken AS (
              UPDATE {owed} w SET reason = '{UNTAKEN}', owed_at = clock_timestamp()
              WHERE w.id IN (SELECT id FROM due) AND w.id NOT IN (SELECT id FROM done)
          )

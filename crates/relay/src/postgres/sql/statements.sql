@@ -33,13 +33,13 @@ WITH resolved AS (
 ), free AS MATERIALIZED (
     SELECT o."id" AS id FROM "public"."outbox_events" o WHERE o."id" = ANY($1) AND (published_at IS NULL)::int <> 0
     FOR NO KEY UPDATE SKIP LOCKED
-), marked AS (
+), done AS (
     UPDATE "public"."outbox_events" o SET published_at = clock_timestamp(), stream_seq = u.stream_seq, commit_lsn = u.commit_lsn,
 stream = u.stream, publish_error = CASE WHEN u.stream IS NULL THEN 'dropped by a route' END,
 next_attempt_at = NULL FROM resolved u WHERE o."id" = u.id AND o."id" = ANY (ARRAY(SELECT id FROM free))
         AND (published_at IS NULL)::int <> 0
-    RETURNING o."id" AS id
-), owed AS (
+    RETURNING o."id" AS id, o.published_at IS NOT NULL AS is_taken
+), marked AS (SELECT id FROM done WHERE is_taken), owed AS (
     INSERT INTO "public"."tailpost_owed" (id, stream, stream_seq, commit_lsn, reason)
     SELECT u.id, u.stream, u.stream_seq, u.commit_lsn,
         CASE WHEN u.id IN (SELECT id FROM free) THEN 'a trigger leaves the row as it is' END
@@ -60,13 +60,13 @@ WITH resolved AS (
 ), free AS MATERIALIZED (
     SELECT o."id" AS id FROM "public"."outbox_events" o WHERE o."id" = ANY($1) AND (published_at IS NULL)::int <> 0
     FOR NO KEY UPDATE SKIP LOCKED
-), marked AS (
+), done AS (
     UPDATE "public"."outbox_events" o SET published_at = clock_timestamp(), stream_seq = u.stream_seq, commit_lsn = u.commit_lsn,
 stream = u.stream, publish_error = CASE WHEN u.stream IS NULL THEN 'dropped by a route' END,
 next_attempt_at = NULL FROM resolved u WHERE o."id" = u.id AND o."id" = ANY (ARRAY(SELECT id FROM free))
         AND (published_at IS NULL)::int <> 0
-    RETURNING o."id" AS id
-), owed AS (
+    RETURNING o."id" AS id, o.published_at IS NOT NULL AS is_taken
+), marked AS (SELECT id FROM done WHERE is_taken), owed AS (
     INSERT INTO "public"."tailpost_owed" (id, stream, stream_seq, commit_lsn, reason)
     SELECT u.id, u.stream, u.stream_seq, u.commit_lsn,
         CASE WHEN u.id IN (SELECT id FROM free) THEN 'a trigger leaves the row as it is' END

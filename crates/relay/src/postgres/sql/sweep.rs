@@ -111,6 +111,16 @@ impl Store {
         self.execute("leave rows to the scanner", &sql, &[&ids]).await
     }
 
+    /// Whether a row of one of the events has no mark.
+    pub(super) async fn is_any_unmarked(&self, resolved: &[Resolved]) -> Result<bool, Error> {
+        let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();
+        let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
+        let sql =
+            format!("SELECT EXISTS (SELECT FROM {outbox} WHERE {id} = ANY($1) AND {NOT_MARKED})");
+        let row = self.query_one("look for rows that were not marked", &sql, &[&ids]).await?;
+        Ok(row.get(0))
+    }
+
     /// Which of the events have a marked row.
     pub(super) async fn marked(&self, resolved: &[Resolved]) -> Result<HashSet<Uuid>, Error> {
         let ids: Vec<Uuid> = resolved.iter().map(|it| it.id).collect();
