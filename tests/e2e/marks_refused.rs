@@ -14,8 +14,9 @@ const UNTAKEN: &str = "
     CREATE TRIGGER kept BEFORE UPDATE ON outbox_events FOR EACH ROW
         WHEN (OLD.aggregate_id = 'o-3') EXECUTE FUNCTION kept()";
 
-async fn others_are_marked(trigger: &str, name: &str, reason: &str) {
+async fn others_are_marked(mode: &str, trigger: &str, name: &str, reason: &str) {
     let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", mode);
     let admin = Port::reserve().expect("a free port");
     env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
     env.setup().await;
@@ -57,7 +58,13 @@ async fn others_are_marked(trigger: &str, name: &str, reason: &str) {
 // proves: G-MARK-2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trigger_that_refuses_marks_of_some_rows_costs_the_others_nothing() {
-    others_are_marked(REFUSING, "frozen", "function frozen() refuses a row (SQLSTATE P0001").await;
+    others_are_marked(
+        "fenced",
+        REFUSING,
+        "frozen",
+        "function frozen() refuses a row (SQLSTATE P0001",
+    )
+    .await;
 }
 
 const FUNCTION: &str = "
@@ -108,12 +115,14 @@ mod long {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_trigger_that_puts_rows_back_as_they_were_is_named() {
         let former = UNTAKEN.replace("RETURN NULL", "RETURN OLD");
-        others_are_marked(&former, "kept", "a trigger leaves the row as it is").await;
+        for mode in ["fenced", "poll"] {
+            others_are_marked(mode, &former, "kept", "a trigger leaves the row as it is").await;
+        }
     }
 
     // proves: G-MARK-2
     #[tokio::test(flavor = "multi_thread")]
     async fn a_trigger_that_leaves_rows_without_marks_is_named_and_nothing_is_swept_for_ever() {
-        others_are_marked(UNTAKEN, "kept", "a trigger leaves the row as it is").await;
+        others_are_marked("fenced", UNTAKEN, "kept", "a trigger leaves the row as it is").await;
     }
 }

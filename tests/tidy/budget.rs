@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 14014),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18122),
+    ("relay", 18085),
     ("servers", 2429),
     ("tailpost", 12816),
 ];

@@ -207,7 +207,7 @@
     setInterval(() => { listen(); mark(); ages(); }, 1000);
   }
 
-  // What comes of a decision is told until that is final, or two minutes have passed.
+  // What comes of a decision is told until that is final, or it was asked for 120 times.
   function outcome(it, left) {
     const request = new XMLHttpRequest();
     request.open("GET", it.dataset.outcome);

@@ -16,8 +16,9 @@ use crate::maintain::{end, is_short};
 use crate::sql::Store;
 
 /// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
-/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes. A mark names the
-/// outbox, so of a partition only triggers for each row fire. What it has from its table counts once.
+/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes. A
+/// mark names the outbox, so of a partition only triggers for each row fire. What it has from its table
+/// counts once.
 const TABLE: &str = "
     WITH tree AS (
         SELECT c.*, format('%I.%I', nspname, relname) AS name

@@ -190,8 +190,7 @@ impl Store {
         let from = lacks.iter().map(|it| it.version).min();
         // Before the text, which names these columns.
         let columns: Vec<_> = lacks.iter().filter_map(|it| it.statement.as_deref()).collect();
-        let is_partitioned = schema::is_partitioned(self, &self.table).await?;
-        let kept = schema::contents_kept(&lacks, &self.table, self.mark_by, is_partitioned);
+        let kept = schema::contents_kept(&lacks, &self.table, self.mark_by);
         let first: Vec<_> =
             columns.iter().copied().chain(kept.iter().map(String::as_str)).collect();
         let migrated = self.connection.migrate(&self.table, layout, from, &first.join("; ")).await;

@@ -90,21 +90,6 @@ fn mark_where(table: &Table, by: MarkBy, restriction: &str) -> String {
     }
 }
 
-/// The same for rows of which nobody knows where in the stream $2 they are.
-pub(super) fn mark_on_trust(table: &Table, by: MarkBy) -> String {
-    let (outbox, id) = (table.quoted(), table.column(Column::Id));
-    match by {
-        MarkBy::Row | MarkBy::Lean => format!(
-            "UPDATE {outbox} SET published_at = clock_timestamp(), stream = $2::text
-             WHERE {id} = ANY($1) AND {NOT_MARKED}"
-        ),
-        MarkBy::Delete => format!(
-            "DELETE FROM {outbox}
-             WHERE {id} = ANY($1) AND {NOT_MARKED} AND $2::text IS NOT NULL"
-        ),
-    }
-}
-
 /// Whether a row without a mark, called `o` there, is not published all the same.
 pub fn not_published(table: &Table, o: &str) -> String {
     format!(

@@ -61,13 +61,17 @@ impl Store {
         self.note_stored(stream, resolved).await?;
         let marked = self.unless_held_up(self.mark_waiting(stream, resolved)).await?;
         let rows = marked.map_or(0, |(rows, _)| rows);
-        // A trigger that puts the former row back is counted as a mark.
-        if rows >= resolved.len() as u64 && !self.is_any_unmarked(resolved).await? {
+        let is_done = rows >= resolved.len() as u64
+            // A trigger that puts the former row back is counted as a mark.
+            && (self.marks_by_deleting() || !self.is_any_unmarked(resolved).await?);
+        if is_done {
             return Ok(ScanMarks { rows, owed: 0 });
         }
         // The others are locked, or refused, or gone: each of them is looked at.
         let (more, owed) = Box::pin(self.mark_free(&self.sql.mark_free, stream, resolved)).await?;
-        Ok(ScanMarks { rows: rows + more.len() as u64, owed: owed.len() as u64 })
+        let owed = owed.len() as u64;
+        let marked = (rows + more.len() as u64).min(resolved.len() as u64 - owed);
+        Ok(ScanMarks { rows: marked, owed })
     }
 
     /// What came of marking many rows by one statement. `None` if some are locked, or their marks are
@@ -100,15 +104,9 @@ impl Store {
         if ids.is_empty() {
             return Ok(0);
         }
-        let parameters: [&(dyn ToSql + Sync); 2] = [&ids, &stream];
-        let marking = self.execute("sweep unmarked rows", &self.sql.mark_on_trust, &parameters);
-        let rows = self.unless_held_up(marking).await?.unwrap_or(0);
-        if rows >= ids.len() as u64 {
-            return Ok(rows);
-        }
         let resolved: Vec<_> = ids.iter().map(|id| Resolved::somewhere(*id)).collect();
         let (marked, _) = Box::pin(self.mark_free(&self.sql.trust_free, stream, &resolved)).await?;
-        Ok(rows + marked.len() as u64)
+        Ok(marked.len() as u64)
     }
 
     /// Marks the rows that are not locked, and waits for no lock. The others, and those whose marks the
@@ -377,7 +375,9 @@ fn mark_owed(table: &Table, by: MarkBy) -> String {
              {mark}
          ), removed (id) AS (
              DELETE FROM {outbox} o USING due u WHERE o.{id} = u.id AND {removed} RETURNING o.{id}
-         ), done AS (SELECT id FROM marked WHERE is_taken UNION ALL SELECT id FROM removed), untaken AS (
+         ), done AS (
+             SELECT id FROM marked WHERE is_taken UNION ALL SELECT id FROM removed
+         ), untaken AS (
              UPDATE {owed} w SET reason = '{UNTAKEN}', owed_at = clock_timestamp()
              WHERE w.id IN (SELECT id FROM due) AND w.id NOT IN (SELECT id FROM done)
          )

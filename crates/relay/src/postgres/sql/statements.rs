@@ -3,8 +3,8 @@
 use outbox::Column;
 
 use super::mark::{
-    NOT_MARKED, dropped, mark, mark_lately, mark_on_trust, not_owed, not_published, owned,
-    published_to, transaction,
+    NOT_MARKED, dropped, mark, mark_lately, not_owed, not_published, owned, published_to,
+    transaction,
 };
 use super::owed;
 use super::stream_lost::note_stream_end;
@@ -14,7 +14,6 @@ use crate::engine::SweepRange;
 pub(super) struct Statements {
     pub(super) mark: String,
     pub(super) mark_lately: String,
-    pub(super) mark_on_trust: String,
     unmarked: String,
     unmarked_since: String,
     pub(super) sweep_dead: String,
@@ -49,7 +48,6 @@ impl Statements {
         Self {
             mark: mark(table, config.mark.by),
             mark_lately: mark_lately(table, config.mark.by),
-            mark_on_trust: mark_on_trust(table, config.mark.by),
             mark_free: owed::mark_free(table, config.mark.by, false),
             trust_free: owed::mark_free(table, config.mark.by, true),
             // What is not visible in a snapshot is not older than the oldest transaction that it
@@ -110,7 +108,6 @@ mod tests {
         let statements = [
             ("mark rows", &it.mark),
             ("mark rows of the last day", &it.mark_lately),
-            ("mark rows that the stream may lack", &it.mark_on_trust),
             ("mark rows that are not locked", &it.mark_free),
             ("the same, of those that the stream may lack", &it.trust_free),
             ("watermark", &it.watermark),

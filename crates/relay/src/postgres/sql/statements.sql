@@ -19,10 +19,6 @@ SET published_at = clock_timestamp(), stream_seq = u.seq, commit_lsn = u.lsn,
 FROM unnest($1::uuid[], $2::bigint[], $3::pg_lsn[]) AS u (id, seq, lsn)
 WHERE o."id" = u.id AND o."id" = ANY($1) AND (published_at IS NULL)::int <> 0 AND o.inserted_at >= now() - interval '1 day' RETURNING o."id";
 
--- mark rows that the stream may lack
-UPDATE "public"."outbox_events" SET published_at = clock_timestamp(), stream = $2::text
-WHERE "id" = ANY($1) AND (published_at IS NULL)::int <> 0;
-
 -- mark rows that are not locked
 WITH resolved AS (
     SELECT id, stream_seq, commit_lsn,
