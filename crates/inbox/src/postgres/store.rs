@@ -389,14 +389,11 @@ fn noted(failed: Option<Failed<'_>>) -> (Option<i16>, Option<i32>) {
 
 fn claim_of(row: &Row) -> ClaimReply {
     let count = |index: usize| u32::try_from(row.get::<_, i32>(index)).unwrap_or(0);
-    let duration = |index: usize| Duration::try_from_secs_f64(row.get(index)).unwrap_or_default();
-    let remaining = || duration(4);
+    let duration = |secs: f64| Duration::try_from_secs_f64(secs).unwrap_or_default();
+    let remaining = || duration(row.get(4));
+    let age = || row.get::<_, Option<f64>>(5).map(duration);
     match row.get(1) {
-        "claimed" => {
-            let age = row.get::<_, Option<f64>>(5);
-            let age = age.map(|it| Duration::try_from_secs_f64(it).unwrap_or_default());
-            ClaimReply::Claimed { attempts: count(2), unfinished: count(3), age }
-        }
+        "claimed" => ClaimReply::Claimed { attempts: count(2), unfinished: count(3), age: age() },
         "resolved" => ClaimReply::Resolved,
         "leased" => ClaimReply::Leased { remaining: remaining() },
         "early" => ClaimReply::Early { remaining: remaining() },

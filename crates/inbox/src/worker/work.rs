@@ -100,14 +100,16 @@ pub(crate) struct Claimed {
     /// Before it was claimed, by our clock.
     pub(crate) since: Instant,
     pub(crate) attempts: u32,
-    /// How long ago the first of them failed, then.
+    /// How long before `answered` the first of them failed, or longer.
     pub(crate) age: Option<Duration>,
+    /// After it was claimed, by our clock: no event is given up before its time.
+    pub(crate) answered: Instant,
 }
 
 impl Claimed {
     /// How many attempts were started, and how long ago the first failed.
     pub(crate) fn tried(&self) -> (u32, Duration) {
-        (self.attempts, self.age.map_or(Duration::ZERO, |it| it + self.since.elapsed()))
+        (self.attempts, self.age.map_or(Duration::ZERO, |it| it + self.answered.elapsed()))
     }
 }
 
@@ -219,16 +221,17 @@ impl Context {
         let messages: Vec<&Message> = items.iter().map(|item| &*item.message).collect();
         let replies = store.sql().claim(store.client(), (self.term.token, token), &messages).await;
         let replies = replies.map_err(Error::sql("claim events"))?;
+        let answered = Instant::now();
         let mut ours = Vec::with_capacity(items.len());
         for (item, reply) in items.into_iter().zip(replies) {
             let claim = Claim { key: item.message.key, token };
             match (self.begin(store, &item, (claim, reply)).await?, &item.at_fault) {
                 (Err(report), _) => done.push(report),
                 (Ok((attempts, age)), None) => {
-                    ours.push((item, Claimed { claim, since, attempts, age }));
+                    ours.push((item, Claimed { claim, since, attempts, age, answered }));
                 }
                 (Ok((attempts, age)), Some(reason)) => {
-                    let claimed = Claimed { claim, since, attempts, age };
+                    let claimed = Claimed { claim, since, attempts, age, answered };
                     let decision = self.decide(Verdict::retry(reason), claimed.tried());
                     // The attempt itself was noted when it failed.
                     let ending = [(&item, claim, Some((&decision, None)))];
