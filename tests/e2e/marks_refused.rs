@@ -30,7 +30,8 @@ async fn others_are_marked(mode: &str, trigger: &str, name: &str, reason: &str) 
     until(DEADLINE, "it is said", async || said().await.contains("\"refused_marks\":30,")).await;
     assert!(said().await.contains("\"owed_rows\":0,"), "nobody has locked them");
     let (status, _) = env.ends_with(0, &["status"]).await;
-    let told = format!("30 rows of published events cannot be marked: {reason}");
+    let told =
+        format!("30 rows of published or parked events cannot be marked or removed: {reason}");
     assert!(status.contains(&told) && !status.contains("wait for a lock"), "{status}");
     assert!(relay.log().contains(reason), "{}", relay.log());
     // What the trigger says may be data.
@@ -97,15 +98,74 @@ async fn a_trigger_of_a_partition_is_named_with_what_it_does_to_marks() {
     let refused = "SELECT count(*) FROM tailpost_owed WHERE reason IS NOT NULL";
     until(DEADLINE, "it is noted", async || env.query::<i64>(refused).await == 5).await;
     let (told, _) = env.ends_with(0, &["status"]).await;
-    assert!(told.contains("5 rows of published events cannot be marked"), "{told}");
+    assert!(told.contains("5 rows of published or parked events cannot be marked"), "{told}");
     let disable = format!("ALTER TABLE public.{today} DISABLE TRIGGER kept");
     let (told, _) = env.ends_with(0, &["doctor"]).await;
     assert!(told.contains(&disable), "{told}");
     env.execute(&disable).await;
     env.wait_marked().await;
     let (told, _) = env.ends_with(0, &["doctor"]).await;
-    assert!(!told.contains("each marked row fires"), "{told}");
+    assert!(!told.contains("gets no mark"), "{told}");
     assert_eq!(env.stored_count().await, 5);
+}
+
+/// A trigger that keeps what is deleted: the dead letter is written all the same, and why its row stays
+/// is said, in any mode.
+async fn a_parked_row_that_will_not_go_is_named(mark: &str) {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", mark);
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.setup().await;
+    env.execute(FUNCTION).await;
+    env.execute(
+        "CREATE TRIGGER kept BEFORE DELETE ON outbox_events FOR EACH ROW EXECUTE FUNCTION kept()",
+    )
+    .await;
+
+    let relay = env.relay();
+    env.insert(3).await;
+    env.execute("SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')").await;
+    env.insert(3).await;
+    env.wait_stored(6).await;
+    env.wait_confirmed().await;
+    let letters = "SELECT count(*) FROM outbox_dead_letter";
+    assert_eq!(env.query::<i64>(letters).await, 1, "lost: {}", relay.log());
+    let dead = "SELECT count(*) FROM outbox_status WHERE status = 'DEAD'";
+    assert_eq!(env.query::<i64>(dead).await, 1);
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    let named = "1 row of published or parked events cannot be marked or removed: a trigger leaves";
+    assert!(told.contains(named), "{told}");
+    let said = "rows=1 why=\"a trigger leaves the row as it is\"";
+    until(DEADLINE, "it is logged", async || relay.log().contains(said)).await;
+    // Neither the log nor a scan comes back to it.
+    relay.kill9().await;
+    drop(relay);
+    let _relay = env.relay();
+    env.insert(3).await;
+    env.wait_stored(9).await;
+    env.wait_confirmed().await;
+    assert_eq!(env.query::<i64>(letters).await, 1);
+
+    let disable = "ALTER TABLE public.outbox_events DISABLE TRIGGER kept";
+    let (told, _) = env.ends_with(0, &["doctor"]).await;
+    assert!(told.contains(disable) && told.contains("kept of public.outbox_events"), "{told}");
+    env.execute(disable).await;
+    let left = "SELECT count(*) FROM outbox_events WHERE headers = '[]'";
+    until(DEADLINE, "it goes", async || env.query::<i64>(left).await == 0).await;
+    assert_eq!(env.stored_count().await, 9);
+    assert_eq!(env.query::<i64>(letters).await, 1);
+}
+
+// proves: G-DEAD-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_that_keeps_deleted_rows_costs_no_dead_letter() {
+    a_parked_row_that_will_not_go_is_named("row").await;
+}
+
+// proves: G-DEAD-1
+#[tokio::test(flavor = "multi_thread")]
+async fn without_marks_a_trigger_that_keeps_deleted_rows_costs_no_dead_letter() {
+    a_parked_row_that_will_not_go_is_named("lean").await;
 }
 
 mod long {

@@ -10,10 +10,10 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11440),
     ("lab", 6727),
-    ("operate", 14014),
+    ("operate", 14015),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18085),
+    ("relay", 18091),
     ("servers", 2429),
     ("tailpost", 12816),
 ];

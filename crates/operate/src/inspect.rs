@@ -244,8 +244,8 @@ fn warn_of_rows(report: &mut StatusReport) {
     if let Some(why) = &report.outbox.mark_refusal {
         let rows = if marks_refused == 1 { "row" } else { "rows" };
         report.warnings.push(format!(
-            "{marks_refused} {rows} of published events cannot be marked: {why}. Change the trigger or \
-             the constraint; a relay tries again every 10 s"
+            "{marks_refused} {rows} of published or parked events cannot be marked or removed: {why}. \
+             Change the trigger or the constraint; a relay tries again every 10 s"
         ));
     }
     if unidentified > 0 {

@@ -166,8 +166,8 @@ impl Reporter {
             (0, Some((rows, why))) => warn!(
                 rows,
                 why,
-                "the database refuses to mark rows of published events: change the trigger or the \
-                 constraint"
+                "the database refuses to mark or remove rows of published or parked events: change the \
+                 trigger or the constraint"
             ),
             (1.., None) => info!("the database refuses no mark any more"),
             _ => {}

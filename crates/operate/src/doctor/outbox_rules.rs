@@ -260,8 +260,8 @@ fn triggers(seen: &Seen) -> Judged {
     }
     let names: Vec<_> = found.iter().map(|(table, it)| format!("{it} of {table}")).collect();
     let evidence = format!(
-        "each marked row fires {}. If a trigger raises an error, returns NULL or puts the columns back, \
-         the row gets no mark",
+        "marks or parked events fire {}. If a trigger raises an error, returns NULL or puts the columns \
+         back, the row gets no mark, or stays",
         names.join(", ")
     );
     let disable =

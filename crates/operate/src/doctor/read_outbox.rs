@@ -16,9 +16,9 @@ use crate::maintain::{end, is_short};
 use crate::sql::Store;
 
 /// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
-/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes. A
-/// mark names the outbox, so of a partition only triggers for each row fire. What it has from its table
-/// counts once.
+/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes, and
+/// those before a row is deleted, as parked ones are. A mark names the outbox, so of a partition only
+/// triggers for each row fire. What it has from its table counts once.
 const TABLE: &str = "
     WITH tree AS (
         SELECT c.*, format('%I.%I', nspname, relname) AS name
@@ -49,11 +49,12 @@ const TABLE: &str = "
         (SELECT coalesce(jsonb_agg(jsonb_build_array(tree.name, format('%I', tgname))
                                    ORDER BY tree.name, tgname), '[]')
          FROM pg_trigger t JOIN tree ON tree.oid = tgrelid
-         WHERE NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & $5 <> 0
+         WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')
+             AND (tgtype & $5 <> 0 OR tgtype & 11 = 11)
              AND (tgrelid = to_regclass($1) OR tgtype & 1 = 1)
              AND NOT EXISTS (SELECT FROM pg_trigger above
                  WHERE above.oid = t.tgparentid AND above.tgenabled IN ('O', 'A'))
-             AND (tgattr = '' OR EXISTS (
+             AND (tgattr = '' OR tgtype & 8 = 8 OR EXISTS (
                  SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
                      AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn'))))
             AS triggers,

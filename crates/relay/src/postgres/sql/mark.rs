@@ -16,6 +16,9 @@ use crate::shards::Shard;
 /// no index leads.
 pub const NOT_MARKED: &str = "(published_at IS NULL)::int <> 0";
 
+/// What is said of a mark, or a removal, after which a row is as it was.
+pub(super) const UNTAKEN: &str = "a trigger leaves the row as it is";
+
 /// That something can be done about a row of the outbox, called `o` there: it has an id, and is not
 /// owed a mark. The latter is looked up row by row, last of all: there are hardly ever
 /// any, and a join would take the order away that an index gives.
@@ -137,7 +140,7 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 }
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
-/// not waited for, but [owed]. What a column does not take is kept as a text. Nothing
+/// not waited for, but [owed], as is one that a trigger keeps. What a column does not take is kept as a text. Nothing
 /// happens if slot $16 is read by another process than $17, which may be NULL where there is no slot; and
 /// no dead letter is made of a row that is marked. Without $18 the event has no row: one that has its
 /// id is another event's, and neither moved nor made a dead letter of. A row that came back is the
@@ -169,8 +172,10 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
              DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
              RETURNING publish_attempts
          ), owed AS (
-             INSERT INTO {owed} (id, parked) SELECT $1, true FROM ours
-             WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM free)
+             INSERT INTO {owed} (id, parked, reason)
+             SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN '{UNTAKEN}' END
+             FROM ours
+             WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM gone)
                  AND EXISTS (SELECT FROM {outbox}
                      WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant})
              ON CONFLICT (id) DO NOTHING RETURNING id

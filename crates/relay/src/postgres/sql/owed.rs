@@ -15,7 +15,7 @@ use pgoutput::Lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
-use super::mark::NOT_MARKED;
+use super::mark::{NOT_MARKED, UNTAKEN};
 use super::{Marks, Rows, Store};
 use crate::config::MarkBy;
 use crate::engine::{Resolved, ScanMarks, Verdict};
@@ -34,9 +34,6 @@ const MARKING: &str = "mark published rows";
 
 /// Rows without an id that are counted.
 const UNIDENTIFIED_MAX: u32 = 10_000;
-
-/// What is said of a mark after which a row is as it was.
-const UNTAKEN: &str = "a trigger leaves the row as it is";
 
 /// Rows that the relay cannot mark until others have released or changed them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use outbox::Column;
 
 use super::mark::{
-    NOT_MARKED, dropped, mark, mark_lately, not_owed, not_published, owned, published_to,
+    NOT_MARKED, UNTAKEN, dropped, mark, mark_lately, not_owed, not_published, owned, published_to,
     transaction,
 };
 use super::owed;
@@ -68,9 +68,12 @@ impl Statements {
                      FOR UPDATE SKIP LOCKED
                  ), gone AS (
                      DELETE FROM {outbox} o WHERE o.{id} = ANY (ARRAY(SELECT id FROM free))
+                     RETURNING o.{id} AS id
                  )
-                 INSERT INTO {owed} (id, parked) SELECT DISTINCT id, true FROM there
-                 WHERE id <> ALL (ARRAY(SELECT id FROM free)) ON CONFLICT (id) DO NOTHING",
+                 INSERT INTO {owed} (id, parked, reason)
+                 SELECT DISTINCT id, true,
+                     CASE WHEN id = ANY (ARRAY(SELECT id FROM free)) THEN '{UNTAKEN}' END
+                 FROM there WHERE id <> ALL (ARRAY(SELECT id FROM gone)) ON CONFLICT (id) DO NOTHING",
                 owed = table.companion("tailpost_owed"),
             ),
             watermark: format!(

@@ -125,9 +125,12 @@ WITH there AS MATERIALIZED (
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM "public"."outbox_events" o WHERE o."id" = ANY (ARRAY(SELECT id FROM free))
+        RETURNING o."id" AS id
     )
-    INSERT INTO "public"."tailpost_owed" (id, parked) SELECT DISTINCT id, true FROM there
-    WHERE id <> ALL (ARRAY(SELECT id FROM free)) ON CONFLICT (id) DO NOTHING;
+    INSERT INTO "public"."tailpost_owed" (id, parked, reason)
+    SELECT DISTINCT id, true,
+        CASE WHEN id = ANY (ARRAY(SELECT id FROM free)) THEN 'a trigger leaves the row as it is' END
+    FROM there WHERE id <> ALL (ARRAY(SELECT id FROM gone)) ON CONFLICT (id) DO NOTHING;
 
 -- what is published to
 WITH own AS (
@@ -170,8 +173,10 @@ WITH ours AS MATERIALIZED (
     DELETE FROM "public"."outbox_events" WHERE "id" = ANY (ARRAY(SELECT id FROM free)) AND (published_at IS NULL)::int <> 0
     RETURNING publish_attempts
 ), owed AS (
-    INSERT INTO "public"."tailpost_owed" (id, parked) SELECT $1, true FROM ours
-    WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM free)
+    INSERT INTO "public"."tailpost_owed" (id, parked, reason)
+    SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN 'a trigger leaves the row as it is' END
+    FROM ours
+    WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM gone)
         AND EXISTS (SELECT FROM "public"."outbox_events"
             WHERE "id" = $1 AND (published_at IS NULL)::int <> 0 AND ($19 OR txid IS DISTINCT FROM '2'::xid8))
     ON CONFLICT (id) DO NOTHING RETURNING id
