@@ -100,6 +100,79 @@ async fn the_scanner_leaves_rows_alone_that_a_lagging_log_still_brings() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
+/// What a scan says that gets no connection.
+const UNCONNECTED: &str = "cannot connect to scan for unpublished rows";
+
+/// Whose relay logs in as a role that is no superuser.
+async fn as_courier() -> TestEnv {
+    let mut env = env().await;
+    env.set("TAILPOST_RELAY__SCAN_INTERVAL", "100ms");
+    env.setup().await;
+    env.execute(
+        "CREATE ROLE courier LOGIN REPLICATION;
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO courier",
+    )
+    .await;
+    env.set("DATABASE_URL", &env.postgres.url("postgres").replace("postgres@", "courier@"));
+    env
+}
+
+/// What a session has it keeps: without it the relay might get nothing back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scan_that_gets_no_connection_waits_and_the_log_goes_on() {
+    for (refuse, admit, told) in [
+        ("CONNECTION LIMIT 1", "CONNECTION LIMIT -1", "too many connections for role"),
+        ("NOLOGIN", "LOGIN", "is not permitted to log in"),
+    ] {
+        let env = as_courier().await;
+        let relay = env.relay();
+        env.insert(5).await;
+        env.wait_marked().await;
+        env.execute(&format!("ALTER ROLE courier {refuse}")).await;
+        until(DEADLINE, "it is said", async || {
+            relay.log().contains(UNCONNECTED) || relay.log().contains("starting anew")
+        })
+        .await;
+        env.insert(5).await;
+        env.wait_stored(10).await;
+        env.wait_marked().await;
+        assert!(relay.log().contains(told), "{}", relay.log());
+        lose_marks(&env, 1).await;
+        env.insert(5).await;
+        env.wait_stored(15).await;
+        env.execute(&format!("ALTER ROLE courier {admit}")).await;
+        env.wait_marked().await;
+        assert_eq!(relay.log().matches(UNCONNECTED).count(), 1, "{}", relay.log());
+        assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+        assert_eq!(env.stored_count().await, 15);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_waits_for_a_first_scan_that_gets_no_connection_and_it_is_said() {
+    let mut env = as_courier().await;
+    env.set("TAILPOST_RELAY__ON_PARK", "block_key");
+    let mut client = env.client().await;
+    let lock = client.transaction().await.expect("begin");
+    lock.batch_execute("LOCK TABLE outbox_dead_letter IN SHARE MODE").await.expect("lock");
+    let relay = env.relay();
+    let held = "cannot scan for unpublished rows";
+    until(DEADLINE, "the first scan waits", async || relay.log().contains(held)).await;
+    env.execute("ALTER ROLE courier NOLOGIN").await;
+    lock.rollback().await.expect("let go");
+    let expected = env.insert(5).await;
+    until(DEADLINE, "it is said", async || {
+        relay.log().contains(UNCONNECTED) || relay.log().contains("starting anew")
+    })
+    .await;
+    assert!(relay.log().contains("for a session's first scan"), "{}", relay.log());
+    assert_eq!(env.stored_count().await, 0, "the log does not wait");
+    env.execute("ALTER ROLE courier LOGIN").await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_ids().await, expected);
+    assert!(!relay.log().contains("starting anew"), "{}", relay.log());
+}
+
 /// The slot disappears while no relay runs, rows are written, and the old rows' marks are gone too:
 /// of more rows than any scan looks for in the stream's tail.
 async fn lose_slot_and_marks(forget: &str) {

@@ -12,6 +12,7 @@ mod slot_creation;
 mod wal_reader;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tracing::info;
@@ -72,6 +73,8 @@ pub(crate) struct Replication {
     marks: MarkStores,
     /// The cursor of the scan that waits for room.
     scanner: Option<Box<Scanner>>,
+    /// Whether the last scan got no connection.
+    unconnected: Arc<AtomicBool>,
     /// What the replay that is under way reads.
     replay: Option<OpenReplay>,
     history: HistoryWatch,

@@ -413,6 +413,7 @@ impl Known {
             rows: Arc::new(sql::Rows::of(rows).await?),
             marks: MarkStores::new(Arc::new(marks)),
             scanner: None,
+            unconnected: Arc::default(),
             replay: None,
             history: HistoryWatch::new(),
             last_event,

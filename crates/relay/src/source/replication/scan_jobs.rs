@@ -1,6 +1,7 @@
 //! Carries out what the engine decides about scans.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
@@ -8,6 +9,7 @@ use tracing::{debug, warn};
 use super::Replication;
 use super::jobs::{job, long_job, note};
 use crate::config::OnPark;
+use crate::describe;
 use crate::engine::{
     Blocked, OpenScan, ReadScan, Resolved, SCANS_UNMARKED_MAX, ScanEffect, ScanInput, ScanRead,
     Sees,
@@ -62,6 +64,27 @@ async fn await_visibility(scan: &Scan, start_snapshot: &str) -> Result<(), Error
 /// A scan that meets others' locks waits for them no longer, and begins again.
 fn unless_postponed<T>(outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     unless_contended(outcome, "cannot scan for unpublished rows, trying again")
+}
+
+/// A scan that gets no connection begins again: what the others have still works. Said once, until one
+/// is `unconnected` no more.
+fn unless_unconnected(
+    connected: Result<Scan, Error>,
+    unconnected: &AtomicBool,
+) -> Result<Option<Scan>, Error> {
+    let Err(error @ Error::Connect(_)) = connected else {
+        unconnected.store(false, Ordering::Relaxed);
+        return connected.map(Some);
+    };
+    if !unconnected.swap(true, Ordering::Relaxed) {
+        warn!(
+            error = describe(&error),
+            hint = error.hint(),
+            "cannot connect to scan for unpublished rows, trying again: the log goes on, but for a \
+             session's first scan and for what parked events block it waits"
+        );
+    }
+    Ok(None)
 }
 
 impl Replication {
@@ -120,8 +143,10 @@ impl Replication {
         let waits = if open.log_waits { HOLDING_WAITS } else { SCANNER_WAITS };
         let parking_blocks = config.on_park == OnPark::BlockKey;
         let read = self.reading(open.read);
+        let unconnected = Arc::clone(&self.unconnected);
         let opened = async move {
-            let scan = Scan::connect(&config, waits).await?;
+            let scan = Scan::connect(&config, waits).await;
+            let Some(scan) = unless_unconnected(scan, &unconnected)? else { return Ok(None) };
             if open.sees == (Sees::BeforeSlot { awaits_visibility: true }) {
                 await_visibility(&scan, &start_snapshot).await?;
             }
