@@ -134,6 +134,44 @@ async fn a_rule_that_takes_the_place_of_a_statement_stops_the_relay_and_is_named
     assert_stored(&env, expected).await;
 }
 
+/// Another tool's publication brings updates: PostgreSQL refuses each mark of a table that does not say
+/// which row was which.
+// proves: G-MARK-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_without_an_identity_beside_a_publication_of_updates_stops_the_relay_and_is_named()
+{
+    let mut env = env(15).await;
+    env.setup().await;
+    env.execute("CREATE PUBLICATION theirs FOR ALL TABLES").await;
+    let mut relay = env.relay();
+    let mut expected = env.insert(5).await;
+    env.wait_marked().await;
+    for (mark, loses) in [
+        ("row", "ALTER TABLE outbox_events REPLICA IDENTITY NOTHING"),
+        ("delete", "ALTER TABLE outbox_events DROP CONSTRAINT outbox_events_pkey"),
+        ("lean", "ALTER TABLE outbox_events REPLICA IDENTITY NOTHING"),
+    ] {
+        relay.announce("");
+        env.execute(loses).await;
+        expected.extend(env.insert(5).await);
+        let names = "public.outbox_events, which has no replica identity while publication";
+        let mends = ends(&relay, names).await;
+        assert_eq!(is_refused(&env, names).await, mends);
+        let (told, _) = env.ends_with(0, &["status"]).await;
+        assert!(told.contains(&mends), "{told}");
+        relay = env.relay();
+        relay.announce("");
+        assert_eq!(ends(&relay, "theirs").await, mends, "{mark}");
+        env.execute(&mends).await;
+        env.set("TAILPOST_RELAY__MARK", mark);
+        env.setup().await;
+        relay = env.relay();
+        env.wait_stored(expected.len() as u64).await;
+    }
+    env.wait_confirmed().await;
+    assert_stored(&env, expected).await;
+}
+
 /// The log has nothing of it, as of a foreign table.
 // proves: G-TABLE-1
 #[tokio::test(flavor = "multi_thread")]
