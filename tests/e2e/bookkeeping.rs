@@ -252,6 +252,48 @@ async fn a_time_without_a_zone_is_filled_in_utc() {
     assert!(env.query::<bool>(near).await);
 }
 
+/// Each row would count as published, and nobody would find anything wrong.
+// proves: G-TABLE-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_default_that_marks_each_row_is_refused_by_name() {
+    let named = "column \"published_at\"";
+    for mode in ["fenced", "poll"] {
+        let mut env = TestEnv::new().await;
+        env.set("TAILPOST_RELAY__MODE", mode);
+        let table = |it: &str| DOCUMENTED_TABLE.replace("published_at TIMESTAMPTZ", it);
+        env.execute(&table("published_at TIMESTAMPTZ DEFAULT now()")).await;
+        let (report, _) = env.ends_with(1, &["doctor", "--pre"]).await;
+        assert!(report.contains(named), "{report}");
+        let (_, log) = env.ends_with(4, &["setup"]).await;
+        assert!(log.contains(named), "{log}");
+        env.execute(&statement(&log)).await;
+        env.setup().await;
+        let mut expected = env.insert(5).await;
+        env.execute("ALTER TABLE outbox_events ALTER COLUMN published_at SET DEFAULT now()").await;
+        let (report, _) = env.ends_with(1, &["doctor"]).await;
+        assert!(report.contains(named), "{report}");
+        let (_, log) = env.ends_with(4, &["relay"]).await;
+        assert!(log.contains(named), "{log}");
+        env.execute(&statement(&log)).await;
+        let relay = env.relay();
+        expected.extend(env.insert(5).await);
+        env.wait_marked().await;
+        if mode == "fenced" {
+            // It comes while the relay runs.
+            relay.announce("");
+            env.execute("ALTER TABLE outbox_events ALTER COLUMN published_at SET DEFAULT now()")
+                .await;
+            assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+            assert!(relay.log().contains(named), "{}", relay.log());
+            env.execute(&statement(&relay.log())).await;
+            let _relay = env.relay();
+            expected.extend(env.insert(5).await);
+            env.wait_marked().await;
+        }
+        assert_eq!(env.stored_ids().await, expected);
+    }
+}
+
 mod long {
     use super::*;
 

@@ -133,3 +133,58 @@ async fn a_table_that_was_renamed_is_named_with_what_renames_it() {
     expected.extend(env.insert_each(5).await);
     assert_stored(&env, &expected).await;
 }
+
+const VIEW: &str = "BEGIN;
+    ALTER TABLE outbox_events RENAME TO outbox_v2;
+    CREATE VIEW outbox_events AS SELECT * FROM outbox_v2;
+    COMMIT";
+
+/// Producers go on by way of the view, into the table that was the outbox.
+// proves: G-LOSS-9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_that_takes_the_outboxs_name_is_refused_with_what_brings_the_table_back() {
+    for runs in [true, false] {
+        let env = env().await;
+        let relay = env.relay();
+        relay.announce("");
+        let mut expected = env.insert_each(20).await;
+        env.wait_marked().await;
+        if !runs {
+            relay.sigterm();
+            assert!(relay.wait_exit(DEADLINE).await.success());
+        }
+        env.execute(VIEW).await;
+        expected.extend(env.insert_each(5).await);
+        let log = match runs {
+            true => ends_with_hint(&relay).await,
+            false => env.ends_with(4, &["relay"]).await.1,
+        };
+        let (report, _) = env.ends_with(1, &["doctor"]).await;
+        let (_, setup) = env.ends_with(4, &["setup"]).await;
+        for said in [&log, &report, &setup] {
+            assert!(said.contains("DROP VIEW") && !said.contains("ADD TABLE"), "{said}");
+        }
+        follow(&env, log).await;
+        let _relay = env.relay();
+        expected.extend(env.insert_each(5).await);
+        assert_stored(&env, &expected).await;
+    }
+}
+
+/// Before anything is set up, too, whatever it is a view of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_is_no_outbox() {
+    let env = TestEnv::new().await;
+    env.execute("CREATE SCHEMA app").await;
+    env.execute(&crate::scanner::DOCUMENTED_TABLE.replace("TABLE outbox", "TABLE app.outbox"))
+        .await;
+    env.execute("CREATE VIEW outbox_events AS SELECT * FROM app.outbox_events").await;
+    let (report, _) = env.ends_with(1, &["doctor", "--pre"]).await;
+    assert!(report.contains("a view"), "{report}");
+    let (_, log) = env.ends_with(4, &["setup"]).await;
+    assert!(log.contains("postgres.table"), "{log}");
+    follow(&env, log).await;
+    let _relay = env.relay();
+    let expected = env.insert_each(5).await;
+    assert_stored(&env, &expected).await;
+}

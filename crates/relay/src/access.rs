@@ -9,6 +9,6 @@ pub use crate::postgres::sql::{
 };
 pub use crate::postgres::{
     Connection, Replication, Rows, Slot, Store, answered, columns, connection, drained, encoding,
-    not_logged, opening, publication, rows, schema, slot, standby_slots,
+    harm, not_logged, opening, publication, rows, schema, slot, standby_slots,
 };
 pub use crate::replay_selection::lsn_text;

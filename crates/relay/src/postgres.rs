@@ -5,6 +5,7 @@ pub mod columns;
 pub mod connection;
 pub mod drained;
 pub mod encoding;
+pub mod harm;
 pub(crate) mod new_slot;
 pub mod not_logged;
 mod open_slot;

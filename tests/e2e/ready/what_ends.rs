@@ -54,7 +54,7 @@ const FAULTS: [Fault; 7] = [
     ),
     fault(
         "CREATE RULE kept AS ON UPDATE TO outbox_events DO INSTEAD NOTHING",
-        "something else instead of each UPDATE",
+        "rule \"kept\" on UPDATE keeps the relay from its rows",
         "run `DROP RULE ",
         "publication",
     ),

@@ -4,7 +4,7 @@ use std::iter;
 
 use outbox::migrations::MIGRATIONS;
 use outbox::{COMPANIONS, Column, Table};
-use relay::access::{Connection, columns, schema};
+use relay::access::{Connection, columns, harm, schema};
 use relay::{Config, Error, MarkBy};
 use tokio_postgres::types::ToSql;
 
@@ -103,7 +103,7 @@ async fn look_at_table(connection: &Connection, config: &Config) -> Result<Outbo
     let mut facts: OutboxTable =
         connection.read("look at the outbox", TABLE, &parameters).await?.pop().unwrap_or_default();
     let types = connection.types(&quoted).await?;
-    facts.unfit = columns::check(table, &types).err();
+    facts.unfit = harm::find(connection, table).await?.or(columns::check(table, &types).err());
     Ok(facts)
 }
 

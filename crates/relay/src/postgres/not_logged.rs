@@ -26,7 +26,7 @@ impl Unfit {
 }
 
 /// Of the table $1: a child by inheritance, which is published under its own name, if at all; a
-/// partition that is unlogged or foreign; a rule by which a statement does something else; a column of
+/// partition that is unlogged or foreign; a column of
 /// the event, named in $2, that is generated. From PostgreSQL 18 on a publication may bring stored ones, and $3 does or can be made to: but where $4
 /// `outbox_emit` writes them. And a table whose updates, and so marks, PostgreSQL refuses, because
 /// another publication brings them and nothing says which row each was. It runs every second, so each relation is looked up by its number: a database
@@ -51,11 +51,6 @@ const FIND: &str = "
         CROSS JOIN LATERAL (SELECT * FROM relation WHERE oid = relid OFFSET 0) AS leaf
         CROSS JOIN LATERAL (SELECT * FROM relation WHERE oid = parentrelid OFFSET 0) AS parent
     WHERE t.isleaf AND (leaf.is_foreign OR leaf.is_unlogged)
-    UNION ALL
-    SELECT 'rule', rulename::text,
-        CASE ev_type WHEN '2' THEN 'UPDATE' WHEN '3' THEN 'INSERT' ELSE 'DELETE' END
-    FROM pg_rewrite
-    WHERE ev_class = to_regclass($1) AND is_instead AND ev_type <> '1' AND ev_enabled IN ('O', 'A')
     UNION ALL
     SELECT CASE WHEN attgenerated = 'v' THEN 'virtual' WHEN can_stored THEN 'publishable'
                 ELSE 'stored' END, attname::text, format_type(atttypid, atttypmod)
@@ -105,10 +100,6 @@ pub async fn find(
             (rows("a foreign table"), format!("ALTER TABLE {further} DETACH PARTITION {name}"))
         }
         "unlogged" => (rows("which is unlogged"), format!("ALTER TABLE {name} SET LOGGED")),
-        "rule" => (
-            format!("rule \"{name}\" does something else instead of each {further}"),
-            format!("DROP RULE {quoted} ON {outbox}"),
-        ),
         "identity" | "keyless" => (
             format!(
                 "PostgreSQL refuses to mark rows of {name}, which has no replica identity while \

@@ -3,8 +3,9 @@
 use outbox::{Column, Table};
 
 use crate::error::Error;
-use crate::postgres::Connection;
+use crate::postgres::columns::Misfit;
 use crate::postgres::not_logged::{self, Unfit};
+use crate::postgres::{Connection, harm};
 use crate::shards::Shard;
 
 /// The first server whose publications have row filters.
@@ -41,6 +42,12 @@ pub async fn standing(
     publication: &str,
     shard: Option<Shard>,
 ) -> Result<Standing, Error> {
+    if let Some(harm) = harm::find(connection, table).await? {
+        let Misfit { problem: reason, statement: Some(statement) } = harm else {
+            return Err(harm.into());
+        };
+        return Ok(Standing::Unfit(Unfit { reason, statement }));
+    }
     // By way of JSON, since PostgreSQL 14 knows neither row filters nor lists of columns.
     let row = connection
         .query_opt(

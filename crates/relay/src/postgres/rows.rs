@@ -163,14 +163,16 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// [`Error::Unusable`] if it is into a table that was the outbox, [`Error::Table`] if the row comes
-    /// before its relation: whatever else its columns hold is the
-    /// event's own misfortune, which says so.
+    /// [`Error::Table`] if it is into a table that was or is the outbox under another name, or if the
+    /// row comes before its relation: whatever else its columns hold is the event's own misfortune,
+    /// which says so.
     pub(crate) fn insert(&self, insert: &Insert) -> Result<Option<Outgoing>, Error> {
         let layout = match self.relations.get(&insert.relation_oid) {
             Some(Layout::Outbox(layout)) => layout,
             Some(Layout::Foreign) => return Ok(None),
-            Some(Layout::Former(name)) => return Err(swapped(name)),
+            Some(Layout::Former(name)) => {
+                return Err(Error::Table(format!("rows went into {name}, as it was called")));
+            }
             None => return Err(Error::Table("a row came before its relation".into())),
         };
         let mut partial = PartialEvent::new(NO_TIME);
@@ -235,13 +237,6 @@ impl Rows {
         };
         let (requeued, tried) = (txid == Some(REQUEUED_TXID), Tried::default());
         Ok(Outgoing { event, subject, seq, requeued, tried, replayed: None })
-    }
-}
-
-fn swapped(name: &str) -> Error {
-    Error::Unusable {
-        problem: format!("rows go into {name}, which was the outbox"),
-        fix: "run `tailpost setup`, and have whoever wrote them write to the outbox".into(),
     }
 }
 

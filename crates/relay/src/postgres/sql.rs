@@ -359,8 +359,10 @@ impl Store {
     /// read.
     pub async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         if let Err(unfit) = self.check_outbox().await {
-            if let Error::Table(_) = unfit {
-                // The log keeps the shape in which rows were written; the table is what can be mended.
+            let is_of_table = matches!(unfit, Error::Table(_) | Error::Unusable { .. });
+            if is_of_table && self.check_tables().await.is_ok() {
+                // The log keeps the shape in which rows were written, and the name under which; the
+                // table is what can be mended.
                 self.distrust_slot(&config.slot).await?;
             }
             return Err(unfit);

@@ -199,14 +199,15 @@ impl Replication {
     pub(super) async fn fail(self, error: &Error) -> Result<(), Error> {
         let (config, books) = (Arc::clone(&self.config), Arc::clone(&self.books));
         drop(self); // the next reader of the slot waits for that
-        if let Error::Unusable { .. } = error {
+        if let Error::Table(_) = error {
+            // The log keeps the shape in which rows were written, and the table's name; the table is
+            // what can be mended.
+            answered("distrust the slot", books.distrust_slot(&config.slot)).await?;
+        }
+        if let Error::Table(_) | Error::Unusable { .. } = error {
             // Says which rows wait, if some do.
             let waits = books.check_former();
             answered("look for a former outbox", waits).await?;
-        }
-        if let Error::Table(_) = error {
-            // The log keeps the shape in which rows were written; the table is what can be mended.
-            answered("distrust the slot", books.distrust_slot(&config.slot)).await?;
         }
         Ok(())
     }

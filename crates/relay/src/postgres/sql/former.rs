@@ -8,6 +8,7 @@ use tokio_postgres::types::ToSql;
 use super::{Store, mark};
 use crate::config::MarkBy;
 use crate::error::Error;
+use crate::postgres::harm;
 
 /// The table that the view $1 reads rows of events of, if it is neither the outbox $2 nor a part of it;
 /// and how it gets the schema $3 and the name $4. No companion that the view reads has such a column.
@@ -36,7 +37,7 @@ const FORMER: &str = "
 const COUNTED_MAX: i64 = 1_000_000;
 
 impl Store {
-    /// Refuses to go on while the former table has rows that are not published: nobody would publish
+    /// Refuses to go on where the outbox is no table that can be used, or while the former table has rows that are not published: nobody would publish
     /// them any more.
     ///
     /// # Errors
@@ -44,6 +45,9 @@ impl Store {
     /// [`Error::Unusable`] with the statement that brings the rows, or the name, back.
     pub async fn check_former(&self) -> Result<(), Error> {
         let (table, doing) = (&self.table, "look for a former outbox");
+        if let Some(harm) = harm::find(self, table).await? {
+            return Err(harm.into());
+        }
         let (view, outbox) = (table.companion("outbox_status"), table.quoted());
         let parameters: [&(dyn ToSql + Sync); 4] = [&view, &outbox, &table.schema(), &table.name()];
         let Some(row) = self.query_opt(doing, FORMER, &parameters).await? else {

@@ -1,0 +1,51 @@
+//! What the outbox must not be or have, whoever reads its rows.
+
+use outbox::Table;
+use tokio_postgres::types::ToSql;
+
+use super::Connection;
+use super::columns::Misfit;
+use crate::error::Error;
+
+/// What of the outbox $1, called $3 in the schema $2, keeps its rows from being published or marked,
+/// whoever brings them; and the statement that mends it. PostgreSQL refuses statements that change rows
+/// in WITH, as those of marks and dead letters, where a rule does something besides. It runs every second.
+const HARM: &str = "
+    SELECT format('it is %s: postgres.table has to name a table', kind), (
+        SELECT min(concat_ws('; ', format('DROP VIEW %s', $1::text),
+            CASE WHEN nspname <> $2::text
+                THEN format('ALTER TABLE %I.%I SET SCHEMA %I', nspname, relname, $2::text) END,
+            CASE WHEN relname <> $3::text
+                THEN format('ALTER TABLE %I.%I RENAME TO %I', $2::text, relname, $3::text) END))
+        FROM pg_class base JOIN pg_namespace n ON n.oid = relnamespace
+        WHERE relkind IN ('r', 'p') AND base.oid IN (
+            SELECT refobjid FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
+            WHERE d.classid = 'pg_rewrite'::regclass AND ev_class = c.oid)
+        HAVING count(*) = 1 AND kind = 'a view')
+    FROM pg_class c, LATERAL (SELECT CASE relkind WHEN 'v' THEN 'a view'
+        WHEN 'm' THEN 'a materialized view' WHEN 'f' THEN 'a foreign table' ELSE 'no table' END) k (kind)
+    WHERE oid = to_regclass($1) AND relkind NOT IN ('r', 'p')
+    UNION ALL
+    SELECT format('rule \"%s\" on %s keeps the relay from its rows', rulename,
+            CASE ev_type WHEN '2' THEN 'UPDATE' WHEN '3' THEN 'INSERT' ELSE 'DELETE' END),
+        format('DROP RULE IF EXISTS %I ON %s', rulename, $1::text)
+    FROM pg_rewrite JOIN pg_class c ON c.oid = ev_class
+    WHERE ev_class = to_regclass($1) AND relkind IN ('r', 'p') AND ev_enabled IN ('O', 'A')
+    UNION ALL
+    SELECT 'column \"published_at\" must have no DEFAULT: each row counts as published from the first',
+        format('ALTER TABLE %s ALTER COLUMN published_at DROP DEFAULT', $1::text)
+    FROM (SELECT to_regclass($1)::oid UNION SELECT relid FROM pg_partition_tree(to_regclass($1)))
+            AS part (relid)
+        CROSS JOIN LATERAL (SELECT attnum FROM pg_attribute WHERE attrelid = relid
+            AND attname = 'published_at' AND attgenerated = '' AND atthasdef OFFSET 0) AS marked
+        CROSS JOIN LATERAL (SELECT pg_get_expr(adbin, adrelid) AS value FROM pg_attrdef
+            WHERE adrelid = relid AND adnum = attnum OFFSET 0) AS preset
+    WHERE value NOT LIKE 'NULL%' LIMIT 1";
+
+/// What [`HARM`] finds first.
+pub async fn find(connection: &Connection, table: &Table) -> Result<Option<Misfit>, Error> {
+    let (doing, outbox) = ("look at what the outbox is", table.quoted());
+    let parameters: [&(dyn ToSql + Sync); 3] = [&outbox, &table.schema(), &table.name()];
+    let row = connection.query_opt(doing, HARM, &parameters).await?;
+    Ok(row.map(|row| Misfit { problem: row.get(0), statement: row.get(1) }))
+}
