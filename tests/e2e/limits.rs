@@ -220,3 +220,26 @@ mod long {
         assert_bounded(&relay);
     }
 }
+
+/// A scan of a large backlog sorts it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_of_temporary_files_is_called_by_its_name() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.drop_slot("tailpost").await;
+    env.execute(
+        "INSERT INTO outbox_events (id, aggregate_type, aggregate_id, event_type, payload)
+         SELECT gen_random_uuid(), 'order', 'o-' || i, 'Placed', to_jsonb(repeat('x', 1500))
+         FROM generate_series(1, 8000) i",
+    )
+    .await;
+    let set = async |limit| {
+        env.execute(&format!("ALTER ROLE postgres SET temp_file_limit = '{limit}'")).await;
+    };
+    set("1MB").await;
+    let (_, log) = env.ends_with(5, &["relay", "--once"]).await;
+    assert!(log.contains("raise temp_file_limit") && !log.contains("max_wal_senders"), "{log}");
+    set("-1").await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    assert_eq!(env.stored_count().await, 8_000);
+}

@@ -223,7 +223,7 @@ impl Error {
                     .into(),
             ),
             Self::Sql { .. } | Self::Replication { .. } | Self::Migrate(_) => {
-                self.code().as_ref().and_then(sqlstate_hint)
+                sqlstate_hint(&self.code()?, &servers::describe(self))
             }
             Self::JetStream { source, .. } => jetstream_hint(&**source),
             Self::SlotBusy { .. } => {
@@ -354,7 +354,8 @@ fn sqlstate_is_transient(code: &SqlState) -> bool {
         || *code == SqlState::UNDEFINED_OBJECT // a slot or publication dropped: the next session sees
 }
 
-fn sqlstate_hint(code: &SqlState) -> Option<String> {
+/// `said` has settings by their names, in any language of the server.
+fn sqlstate_hint(code: &SqlState, said: &str) -> Option<String> {
     let hint = match *code {
         SqlState::INSUFFICIENT_PRIVILEGE => {
             "`tailpost doctor` has the GRANT that is missing: the relay's role needs REPLICATION, \
@@ -371,6 +372,10 @@ fn sqlstate_hint(code: &SqlState) -> Option<String> {
         SqlState::INVALID_SQL_STATEMENT_NAME | SqlState::DUPLICATE_PSTATEMENT => {
             "name the database server itself in postgres.url, or a pooler in session mode: one in \
              transaction mode loses prepared statements"
+        }
+        SqlState::CONFIGURATION_LIMIT_EXCEEDED if said.contains("temp_file_limit") => {
+            "raise temp_file_limit, or work_mem, for the relay's role: `ALTER ROLE ... SET \
+             temp_file_limit = ...`"
         }
         SqlState::CONFIGURATION_LIMIT_EXCEEDED => {
             "raise max_replication_slots and max_wal_senders, then restart PostgreSQL"
