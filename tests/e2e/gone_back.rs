@@ -425,34 +425,6 @@ async fn a_message_that_somebody_removed_is_named() {
     }
 }
 
-/// What rows say of a former stream of that name is not the present one's loss.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_was_made_anew_lacks_nothing_of_the_former_one() {
-    let mut env = TestEnv::new().await;
-    env.setup().await;
-    let relay = env.relay();
-    relay.wait_active().await;
-    env.insert_each(40).await;
-    env.wait_marked().await;
-    relay.sigterm();
-    relay.wait_exit(DEADLINE).await;
-    env.execute("UPDATE outbox_events SET published_at = published_at - interval '1 hour'").await;
-    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
-    jetstream.delete_stream("OUTBOX").await.expect("delete the stream");
-    env.setup().await;
-    let relay = env.relay();
-    relay.announce("the stream has lost acknowledged messages");
-    env.insert_each(10).await;
-    env.wait_marked().await;
-    let copy = StoreCopy::take(&mut env).await;
-    env.insert_each(5).await;
-    env.wait_marked().await;
-    copy.put_back(&mut env).await;
-    is_noticed(&env, 5).await;
-    until(DEADLINE, "they are published again", async || env.stored_count().await == 15).await;
-    drop(relay);
-}
-
 mod long {
     use super::*;
 

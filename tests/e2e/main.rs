@@ -42,6 +42,7 @@ mod layout;
 mod limits;
 mod locks;
 mod log_gone_back;
+mod made_anew;
 mod marking;
 mod marks_refused;
 mod not_logged;

@@ -217,4 +217,23 @@ mod long {
         }
         eprintln!("{outcomes:?}");
     }
+
+    /// Nobody is there to read: with retention by interest each event would be removed at once.
+    // proves: G-STREAM-1
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_retention_that_is_changed_under_a_relay_ends_it_by_name() {
+        let env = TestEnv::new().await;
+        env.setup().await;
+        let relay = env.relay();
+        env.insert(5).await;
+        env.wait_marked().await;
+        let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+        let mut config = env.stream().await.cached_info().config.clone();
+        config.retention = RetentionPolicy::Interest;
+        jetstream.update_stream(&config).await.expect("edit the stream");
+        relay.announce("the relay ended");
+        let ended = relay.wait_exit(DEADLINE).await;
+        let log = relay.log();
+        assert!(!ended.success() && log.contains("needs retention by limits"), "{log}");
+    }
 }

@@ -193,7 +193,6 @@ impl Input {
         | Self::Scan(ScanInput::Read(ScanRead { seen: Some(tail), .. }))
         | Self::Claims(ClaimsInput::Looked(tail)) = self
         {
-            let former = former.filter(|_| !tail.is_another);
             return LastEvent::later(tail.last, former);
         }
         former

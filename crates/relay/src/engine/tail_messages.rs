@@ -39,11 +39,9 @@ pub struct Stored {
 /// The end of the stream, as its leader knows it.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tail {
-    /// It was made since the last reading: nothing that the former stream had is in it.
-    pub(crate) is_another: bool,
-    /// It has another message where the last event was that is known: it has lost its end, and has
-    /// grown again.
-    pub(crate) has_grown: bool,
+    /// It was made anew, or has another message where the last event was that is known: it has lost its
+    /// end, and has grown again.
+    pub(crate) is_other: bool,
     /// Where that event is.
     pub(crate) known_seq: u64,
     /// It takes no batches.

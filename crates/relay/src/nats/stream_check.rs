@@ -87,6 +87,12 @@ pub(crate) async fn check(
     Ok(unfenced)
 }
 
+/// Whether a relay that starts now refuses the stream.
+pub(crate) fn is_refused(config: &Config, found: &Info, tail: &TailReader) -> bool {
+    let version = tail.client.server_info().version;
+    findings(config, &found.config, &version).iter().any(|it| it.fatal)
+}
+
 /// Whether set-up made the stream.
 pub fn is_made_by_setup(stream: &Stream) -> bool {
     let (name, value) = MADE_BY;

@@ -1,9 +1,8 @@
 //! The end of the stream, read through its leader.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use async_nats::Client;
 use async_nats::jetstream::Context;
@@ -53,8 +52,8 @@ pub struct TailReader {
     name: String,
     jetstream: Context,
     limits: Arc<watch::Sender<Limits>>,
-    /// When the stream was created that was read last, in nanoseconds since 1970; 0 before the first time.
-    created: Arc<AtomicI64>,
+    /// When the stream was created that was asked first.
+    created: Arc<OnceLock<SystemTime>>,
     /// Tells a reading under way that its connection was replaced.
     replaced: Arc<Notify>,
 }
@@ -115,7 +114,13 @@ impl TailReader {
         }
         let limits = Limits::of(&info.config, domain);
         self.limits.send_if_modified(|known| std::mem::replace(known, limits.clone()) != limits);
+        self.created.get_or_init(|| SystemTime::from(info.created));
         Ok(info)
+    }
+
+    /// Whether the stream was made anew since it was asked first.
+    pub(crate) fn is_another(&self, info: &Info) -> bool {
+        self.created.get().is_some_and(|it| *it != SystemTime::from(info.created))
     }
 
     /// The stream's limits, as they were whenever it was asked for its state.
@@ -140,10 +145,10 @@ impl TailReader {
     ) -> Result<Tail, Error> {
         tokio::time::sleep(delay).await;
         let read = || async {
-            // First: that the stream is another one is said once, and must not be lost.
-            let has_grown = self.is_replaced(event).await?;
-            let known_seq = event.map_or(0, |it| it.seq);
-            Ok(Tail { has_grown, known_seq, ..self.read_since(from, system_id).await? })
+            let is_replaced = self.is_replaced(event).await?;
+            let mut tail = self.read_since(from, system_id).await?;
+            tail.is_other |= is_replaced;
+            Ok(Tail { known_seq: event.map_or(0, |it| it.seq), ..tail })
         };
         loop {
             tokio::select! {
@@ -155,27 +160,24 @@ impl TailReader {
 
     /// Others may have written any number of messages since `from`: of those the newest are enough.
     async fn read_since(&self, from: u64, system_id: u64) -> Result<Tail, Error> {
-        let Info { state, created, config, .. } = self.info().await?;
+        let info = self.info().await?;
+        let is_other = self.is_another(&info);
+        let Info { state, config, .. } = info;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(WAY_BACK_MAX)).max(1);
-        let mut tail = Tail::ending_at(last_seq);
+        let mut tail = Tail { is_other, ..Tail::ending_at(last_seq) };
         tail.refuses_batches = !config.allow_batch_publish;
         let mut pace = Pace::new(&state);
         for from in (from.max(floor)..=last_seq).step_by(CHUNK) {
             tail.add(system_id, self.chunk(from, last_seq, &mut pace).await?);
         }
-        let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
-        let former = self.created.swap(created, Ordering::Relaxed);
-        tail.is_another = former != 0 && former != created;
         Ok(tail)
     }
 
     /// Everything that may be there of what the log will bring again. Also says whether it is
     /// everything that ever was there: nothing was deleted, nothing was too far back.
     pub(crate) async fn all_back_to(&self, way: WayBack) -> Result<(Tail, bool), Error> {
-        let Info { state, created, config, .. } = self.info().await?;
-        let created = i64::try_from(created.unix_timestamp_nanos()).unwrap_or_default();
-        self.created.store(created, Ordering::Relaxed);
+        let Info { state, config, .. } = self.info().await?;
         let last_seq = state.last_sequence;
         let floor = state.first_sequence.max(last_seq.saturating_sub(way.at_most)).max(1);
         let mut tail = Tail::ending_at(last_seq);

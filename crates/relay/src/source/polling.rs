@@ -145,9 +145,9 @@ impl Polling {
             return None;
         }
         let (store, tail) = (self.free.pop()?, self.tail.clone());
-        let stream = self.config.stream.name.clone();
+        let config = Arc::clone(&self.config);
         Some(claim_jobs::job(async move {
-            let found = stream_comparison::compare(&store, &tail, &stream).await?;
+            let found = stream_comparison::compare(&config, &store, &tail).await?;
             Ok(Done::Freed(store, Done::Compared(found).into()))
         }))
     }

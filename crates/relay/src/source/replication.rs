@@ -155,9 +155,9 @@ impl Replication {
             return None;
         }
         let (rows, tail) = (Arc::clone(&self.rows), self.tail.clone());
-        let stream = self.config.stream.name.clone();
+        let config = Arc::clone(&self.config);
         Some(long_job(async move {
-            stream_comparison::compare(&rows, &tail, &stream).await.map(Done::Compared)
+            stream_comparison::compare(&config, &rows, &tail).await.map(Done::Compared)
         }))
     }
 

@@ -3,14 +3,15 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::stream::{Config, Info, RetentionPolicy};
+use async_nats::jetstream::stream::{self, Info, RetentionPolicy};
 use jiff::Timestamp;
 use rand::RngExt;
 
 use super::{STREAM_IS_SHORTER, lost_end};
+use crate::config::Config;
 use crate::describe;
 use crate::error::Error;
-use crate::nats::TailReader;
+use crate::nats::{TailReader, stream_check};
 use crate::postgres::sql::{MarkedRow, Rows};
 use crate::status::HistoryStatus;
 
@@ -48,13 +49,13 @@ fn jittered(pause: Duration) -> Duration {
 ///
 /// # Errors
 ///
-/// If the stream has lost its end: the next session mends that.
+/// If the stream has lost its end, which the next session mends, or was changed so that it refuses it.
 pub(super) async fn compare(
+    config: &Config,
     rows: &Rows,
     tail: &TailReader,
-    stream: &str,
 ) -> Result<HistoryStatus, Error> {
-    match compared(rows, tail, stream).await {
+    match compared(config, rows, tail).await {
         Err(error) if !matches!(error, Error::Stalled(_)) => {
             let (failing_since, failing) = (Some(Timestamp::now()), Some(describe(&error)));
             Ok(HistoryStatus { failing_since, failing, ..HistoryStatus::default() })
@@ -63,12 +64,17 @@ pub(super) async fn compare(
     }
 }
 
-async fn compared(rows: &Rows, tail: &TailReader, stream: &str) -> Result<HistoryStatus, Error> {
-    let compared_at = Timestamp::now();
+async fn compared(config: &Config, rows: &Rows, tail: &TailReader) -> Result<HistoryStatus, Error> {
+    let (stream, compared_at) = (&config.stream.name, Timestamp::now());
     // Before the stream is asked: it may only have more.
     let noted = rows.noted_end(stream).await?;
     let info = tail.info().await?;
-    // Of a stream that was made anew the next look at its end tells, and its rows do until then.
+    if tail.is_another(&info) {
+        return Err(Error::Stalled(STREAM_IS_SHORTER));
+    }
+    if stream_check::is_refused(config, &info, tail) {
+        return Err(Error::Stalled("the stream's configuration has changed"));
+    }
     if let Some(noted) = noted.filter(|it| it.created == lost_end::created(&info).to_string()) {
         let is_shorter = info.state.last_sequence < noted.last_seq;
         if is_shorter || tail.is_replaced(noted.event).await? {
@@ -108,7 +114,7 @@ fn is_removed_by_a_limit(Info { config, state, .. }: &Info, row: &MarkedRow) -> 
 }
 
 /// Whether the stream removes messages that have older ones before them.
-fn removes_anywhere(config: &Config) -> bool {
+fn removes_anywhere(config: &stream::Config) -> bool {
     config.retention != RetentionPolicy::Limits
         || config.max_messages_per_subject > 0
         || config.allow_rollup

@@ -85,21 +85,16 @@ impl Publishing {
     }
 
     pub(super) fn tail(&mut self, tail: Tail) {
-        if tail.has_grown && !tail.is_another {
+        if tail.is_other {
             return self.output.requests.push_back(Request::End(End::StreamIsShorter));
         }
         let known = self.stream.known_seq().max(tail.known_seq);
-        let known = if tail.is_another { 0 } else { known };
         match self.link.judge(tail.last_seq, known) {
             Reading::Counts => {}
             Reading::TooEarly => return self.read_tail(Duration::ZERO),
             Reading::Shorter => {
                 return self.output.requests.push_back(Request::End(End::StreamIsShorter));
             }
-        }
-        if tail.is_another {
-            self.void_place(self.stream.known_seq() + 1);
-            self.seen = Seen::default();
         }
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         self.void_unless_as_sent(&tail, &stored);

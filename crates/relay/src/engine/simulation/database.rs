@@ -199,7 +199,7 @@ impl World {
             Effect::Broker(BrokerEffect::ReadTail { from, .. }) => {
                 let mut tail = self.tail_read_from(from);
                 tail.known_seq = self.relay.last_event.map_or(0, |it| it.seq);
-                tail.has_grown = self.is_replaced(self.relay.last_event);
+                tail.is_other = self.is_replaced(self.relay.last_event);
                 Some(BrokerInput::Tail(tail).into())
             }
             Effect::Broker(BrokerEffect::LookUp { epoch, index, seq, id }) => {
