@@ -124,6 +124,16 @@ impl Unhandled<'_> {
         Ok(None)
     }
 
+    /// How many messages behind `handled_to` come before those that the consumer is for.
+    pub(crate) async fn passed_over(&self, handled_to: u64) -> Result<u64, Error> {
+        let floor = self.found.ack_floor.stream_sequence;
+        if handled_to >= floor {
+            return Ok(0);
+        }
+        let begins = self.begins((handled_to + 1, floor)).await?;
+        Ok(begins.min(floor + 1).saturating_sub(handled_to + 1))
+    }
+
     /// Behind the last message of the range that is recorded with its sequence; where the consumer
     /// began if there is none.
     pub(crate) async fn behind_recorded(&self, range: (u64, u64)) -> Result<u64, Error> {

@@ -1,6 +1,6 @@
 //! Messages leave the stream before the inbox was given them.
 
-use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use futures_util::StreamExt;
 use lab::Port;
@@ -124,6 +124,36 @@ async fn what_a_purge_takes_is_told() {
     worker.resume();
     until(DEADLINE, "it is told", async || unread(&inbox.env).await.is_some()).await;
     worker.stop().await;
+}
+
+/// Somebody deletes the consumer, and makes one that begins behind what waits, by any of its settings.
+// proves: G-REWIND-7
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_consumer_made_anew_passes_over_is_told_and_a_rewind_brings_it() {
+    let (inbox, worker) = begun(set_up().await, "").await;
+    worker.stop().await;
+    let mut effects = 10;
+    for policy in [DeliverPolicy::New, DeliverPolicy::ByStartSequence { start_sequence: 51 }] {
+        inbox.publish_many(effects, 20, &json!({})).await;
+        let stream = inbox.env.stream().await;
+        let mut config = stream.consumer_info("worker").await.expect("it is there").config;
+        (config.deliver_policy, config.name) = (policy, None);
+        stream.delete_consumer("worker").await.expect("delete it");
+        stream.create_consumer(config).await.expect("make it anew");
+        let worker = inbox.worker();
+        until(DEADLINE, "it is told", async || unread(&inbox.env).await.is_some()).await;
+        let told = unread(&inbox.env).await.expect("it is told");
+        assert!(told.starts_with("up to 20 messages are acknowledged and have no rec"), "{told}");
+        inbox.env.ends_with(4, &WAIT).await;
+        let rewind = ["inbox", "rewind", "--to-sequence", "1", "--consumer", "worker"];
+        let rewind = [&rewind[..], &["--execute", "--why", "it was told"]].concat();
+        inbox.env.ends_with(0, &rewind).await;
+        effects += 20;
+        inbox.wait_count("effects", effects).await;
+        inbox.wait_acked().await;
+        settle(&inbox.env, &told).await;
+        worker.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -127,12 +127,13 @@ impl Rewinding {
         let _turn = pool.turns.searches.acquire().await;
         let store = pool.try_get().await?;
         let on = store.client();
-        let (unhandled, is_unrecorded) = match &found {
+        let gone = stream.cached_info().state.first_sequence.saturating_sub(1);
+        let (unhandled, unrecorded) = match &found {
             Some(found) => {
                 let known = Unhandled { on, nats, config, origin: &origin, found };
-                Self::unhandled(&known, term).await?
+                Self::unhandled(&known, term, gone).await?
             }
-            None => (None, false),
+            None => (None, 0),
         };
         self.level = unhandled.is_none().then_some(floor);
         if let Some(from) = unhandled {
@@ -151,8 +152,6 @@ impl Rewinding {
             return self.go_back(&origin, (from, given), why).await;
         }
         let stored_at = stored_message::at(nats, &config.stream, floor).await?;
-        let gone = stream.cached_info().state.first_sequence.saturating_sub(1);
-        let unrecorded = if is_unrecorded { floor.saturating_sub(gone) } else { 0 };
         let parameters: [&(dyn ToSql + Sync); 8] = [
             &config.consumer,
             &origin.stream,
@@ -167,25 +166,34 @@ impl Rewinding {
         let writing = on.query_opt(&sql, &parameters);
         let written = answered(LOOKING, writing).await?.ok_or(Error::LeaseLost)?;
         pool.put(store);
-        if is_unrecorded {
+        if unrecorded > 0 {
             unread_look::tell(&self.context, written.get(0)).await;
         }
         Ok(None)
     }
 
     /// What is acknowledged and the records know no end of. Where nobody has written down how far
-    /// everything was handled, what is acknowledged may have been handled elsewhere: then whether the
-    /// last of it has no record.
-    async fn unhandled(known: &Unhandled<'_>, term: Term) -> Result<(Option<u64>, bool), Error> {
+    /// everything was handled, what is acknowledged may have been handled elsewhere: then how much that
+    /// is, if the last of it has no record; or else how much the consumer was made anew behind. What is
+    /// `gone` from the stream does not count.
+    async fn unhandled(
+        known: &Unhandled<'_>,
+        term: Term,
+        gone: u64,
+    ) -> Result<(Option<u64>, u64), Error> {
         let floor = known.found.ack_floor.stream_sequence;
         if let Some(handled_to) = known.handled_to(Some(term.server)).await? {
             let delivered = known.found.delivered.stream_sequence;
             if handled_to < delivered && is_for_others(&known.found.config, known.config) {
-                return Ok((Some(handled_to + 1), false));
+                return Ok((Some(handled_to + 1), 0));
             }
-            return Ok((known.first(handled_to).await?, false));
+            return Ok(match known.first(handled_to).await? {
+                Some(first) => (Some(first), 0),
+                None => (None, known.passed_over(handled_to.max(gone)).await?),
+            });
         }
-        Ok((None, known.first(floor.saturating_sub(1)).await?.is_some()))
+        let is_unrecorded = known.first(floor.saturating_sub(1)).await?.is_some();
+        Ok((None, if is_unrecorded { floor.saturating_sub(gone) } else { 0 }))
     }
 
     /// Has the consumer go back by itself.

@@ -100,7 +100,8 @@ WHERE consumer = $1 AND token = $5 AND (extract(epoch FROM pg_postmaster_start_t
 'are acknowledged and have no record here' ELSE 'left the stream unread' END ||
 CASE WHEN 1 > 1 THEN ' in each of ' || 1 || ' partitions' ELSE '' END ||
 ', some of which may be of other subjects. ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
-'The database is of an earlier state, and `' || 'tailpost inbox rewind --to-sequence 1 '
+'The database is of an earlier state, or the durable consumer was made anew with a later '
+'start, and `' || 'tailpost inbox rewind --to-sequence 1 '
 '--consumer ' || consumer || '` has those handled that the stream has; or they were '
 'handled elsewhere' ELSE
 'No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
@@ -137,7 +138,8 @@ RETURNING 'up to ' || unread || ' messages ' || CASE WHEN unread_since = '-infin
 'are acknowledged and have no record here' ELSE 'left the stream unread' END ||
 CASE WHEN 1 > 1 THEN ' in each of ' || 1 || ' partitions' ELSE '' END ||
 ', some of which may be of other subjects. ' || CASE WHEN unread_since = '-infinity'::timestamptz THEN
-'The database is of an earlier state, and `' || 'tailpost inbox rewind --to-sequence 1 '
+'The database is of an earlier state, or the durable consumer was made anew with a later '
+'start, and `' || 'tailpost inbox rewind --to-sequence 1 '
 '--consumer ' || consumer || '` has those handled that the stream has; or they were '
 'handled elsewhere' ELSE
 'No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||

@@ -20,7 +20,8 @@ pub fn in_words(schema: &str, parts: &str) -> String {
          'are acknowledged and have no record here' ELSE 'left the stream unread' END ||
          CASE WHEN {parts} > 1 THEN ' in each of ' || {parts} || ' partitions' ELSE '' END ||
          ', some of which may be of other subjects. ' || CASE WHEN unread_since = {UNRECORDED} THEN
-         'The database is of an earlier state, and `' || 'tailpost inbox rewind --to-sequence 1 '
+         'The database is of an earlier state, or the durable consumer was made anew with a later '
+         'start, and `' || 'tailpost inbox rewind --to-sequence 1 '
          '--consumer ' || consumer || '` has those handled that the stream has; or they were '
          'handled elsewhere' ELSE
          'No rewind brings them: `' || 'tailpost replay ' || coalesce('--since ' ||
