@@ -31,6 +31,7 @@ const HARM: &str = "
         format('DROP RULE IF EXISTS %I ON %s', rulename, $1::text)
     FROM pg_rewrite JOIN pg_class c ON c.oid = ev_class
     WHERE ev_class = to_regclass($1) AND relkind IN ('r', 'p') AND ev_enabled IN ('O', 'A')
+        AND (is_instead OR ev_type <> '3')
     UNION ALL
     SELECT 'column \"published_at\" must have no DEFAULT: each row counts as published from the first',
         format('ALTER TABLE %s ALTER COLUMN published_at DROP DEFAULT', $1::text)
@@ -48,4 +49,11 @@ pub async fn find(connection: &Connection, table: &Table) -> Result<Option<Misfi
     let parameters: [&(dyn ToSql + Sync); 3] = [&outbox, &table.schema(), &table.name()];
     let row = connection.query_opt(doing, HARM, &parameters).await?;
     Ok(row.map(|row| Misfit { problem: row.get(0), statement: row.get(1) }))
+}
+
+/// Whether something else has the outbox's name, through which rows may go into a table of another one.
+pub(super) async fn is_no_table(connection: &Connection, table: &Table) -> Result<bool, Error> {
+    let sql = "SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind NOT IN ('r', 'p')";
+    let found = connection.query_opt("look at what the outbox is", sql, &[&table.quoted()]).await?;
+    Ok(found.is_some())
 }

@@ -49,6 +49,7 @@ use crate::postgres::answered::{ANSWER_MAX, answered};
 use crate::postgres::columns;
 use crate::postgres::connection::{Bound, Connection};
 use crate::postgres::encoding;
+use crate::postgres::harm;
 use crate::postgres::opening::Opening;
 use crate::postgres::publication::{self, Age, Standing};
 pub(crate) use crate::postgres::rows::ScannedRow;
@@ -359,8 +360,10 @@ impl Store {
     /// read.
     pub async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         if let Err(unfit) = self.check_outbox().await {
-            let is_of_table = matches!(unfit, Error::Table(_) | Error::Unusable { .. });
-            if is_of_table && self.check_tables().await.is_ok() {
+            let has_other_name = harm::is_no_table(self, &self.table).await?;
+            if matches!(unfit, Error::Table(_))
+                || has_other_name && self.check_tables().await.is_ok()
+            {
                 // The log keeps the shape in which rows were written, and the name under which; the
                 // table is what can be mended.
                 self.distrust_slot(&config.slot).await?;
