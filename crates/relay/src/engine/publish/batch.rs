@@ -195,6 +195,9 @@ impl Publishing {
         if count > 0 {
             self.stream.reached(end);
         }
+        if !self.is_batch_open() {
+            self.stream.settle(); // a look may have found what somebody stored behind the batch
+        }
         if let Some(batch) = &mut self.batching.present {
             batch.first = index;
         }
