@@ -10,6 +10,7 @@ mod api_conformance;
 mod api_events;
 mod api_pool;
 mod api_roles;
+mod at_work;
 mod attempts;
 mod batches;
 mod bookkeeping;

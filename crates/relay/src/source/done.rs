@@ -27,7 +27,7 @@ pub(crate) enum Done {
     Nothing,
     Compared(HistoryStatus),
     /// What keeps a server that is silent from sending, if it waits for others.
-    Asked(Option<String>),
+    Asked((bool, Option<String>)),
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),
     /// Another connection for marks; `None` if it could not be made.
@@ -110,9 +110,11 @@ impl Source {
                 reporter.compared(found);
                 return Ok(None);
             }
-            Done::Asked(held_back) => {
-                if let Some(what) = held_back {
+            Done::Asked((is_at_work, held_back)) => {
+                if is_at_work || held_back.is_some() {
                     self.replication()?.lives();
+                }
+                if let Some(what) = held_back {
                     reporter.held_back(what);
                 }
                 return Ok(None);

@@ -51,10 +51,12 @@ impl Books {
         self.0.check_former().await
     }
 
-    /// Also says what keeps PostgreSQL from sending what is committed, if it waits for others.
-    pub(crate) async fn heartbeat(&self, slot: &str) -> Result<Option<String>, Error> {
+    /// Also says whether PostgreSQL was at work before, and what keeps it from sending what is committed,
+    /// if it waits for others.
+    pub(crate) async fn heartbeat(&self, slot: &str) -> Result<(bool, Option<String>), Error> {
+        let is_at_work = standby_slots::is_at_work(&self.0, slot).await?;
         self.0.heartbeat().await?;
-        standby_slots::held_back(&self.0, slot).await
+        Ok((is_at_work, standby_slots::held_back(&self.0, slot).await?))
     }
 
     pub(crate) async fn slot_reader(&self, slot: &str) -> Result<Option<i32>, Error> {
