@@ -168,9 +168,11 @@ impl TailReader {
         let mut tail = Tail { is_other, ..Tail::ending_at(last_seq) };
         tail.refuses_batches = !config.allow_batch_publish;
         let mut pace = Pace::new(&state);
-        for from in (from.max(floor)..=last_seq).step_by(CHUNK) {
+        let first = from.max(floor);
+        for from in (first..=last_seq).step_by(CHUNK) {
             tail.add(system_id, self.chunk(from, last_seq, &mut pace).await?);
         }
+        self.are_removed(first, (last_seq + 1).saturating_sub(first + tail.read as u64)).await?;
         Ok(tail)
     }
 
@@ -196,8 +198,25 @@ impl TailReader {
                 break;
             }
         }
-        let is_whole = is_reached && tail.read as u64 == last_seq - to;
-        Ok((tail, is_whole))
+        let missing = last_seq - to - tail.read as u64;
+        self.are_removed(to + 1, missing).await?;
+        Ok((tail, is_reached && missing == 0))
+    }
+
+    /// A server that leads since just now, or no more, may lack messages that the leader has told of. They
+    /// would be stored again: that so many are `missing` from sequence `first` on has to be the stream's
+    /// doing.
+    async fn are_removed(&self, first: u64, missing: u64) -> Result<(), Error> {
+        if missing == 0 {
+            return Ok(());
+        }
+        // Now: some may have been removed while they were asked for.
+        let state = self.info().await?.state;
+        if missing <= removed_from(first, &state) {
+            return Ok(());
+        }
+        let source = "a server lacks messages of the stream: its leader changes".into();
+        Err(Error::JetStream { doing: "read the stream's end", source })
     }
 
     /// Where the stream has any of the events `sought`, wherever that is: reads all of it, from the
@@ -324,6 +343,12 @@ impl TailReader {
         let message = answer.message()?.as_ref().map(tail_message);
         Ok(Read { bytes: answer.bytes() as u64, message })
     }
+}
+
+/// How many messages the stream has removed at most from sequence `first` on.
+fn removed_from(first: u64, state: &State) -> u64 {
+    let left = (state.last_sequence + 1).saturating_sub(state.first_sequence);
+    left.saturating_sub(state.messages) + state.first_sequence.saturating_sub(first)
 }
 
 /// How many messages to ask for at a time, by their size.
