@@ -11,7 +11,7 @@ async fn env() -> TestEnv {
 }
 
 /// As many transactions as pass on a busy server before anybody is old.
-async fn pass_transactions(env: &TestEnv) {
+pub(crate) async fn pass_transactions(env: &TestEnv) {
     let pass = "DO $$ BEGIN
         FOR n IN 1..1000001 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
     env.client().await.batch_execute(pass).await.expect("pass transactions");

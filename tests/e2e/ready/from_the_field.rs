@@ -11,6 +11,7 @@ use super::what_stops::{edit, fault, inbox, relay};
 use super::{Fault, Phase, SUBJECTS, Scene};
 use crate::doctor::nats_commands::pause;
 use crate::gone_back::StoreCopy;
+use crate::horizon::pass_transactions;
 use crate::inbox::http::{processed, wait_processed};
 
 pub(super) const FAULTS: &[Fault] = &[
@@ -51,6 +52,12 @@ pub(super) const FAULTS: &[Fault] = &[
             "TailpostConsumerMissedMessages"
         )
         .stays_ready()
+    ),
+    // It goes back by itself as well.
+    fault!(
+        inbox_put_back,
+        inbox("", "the inbox's database lacks what was ack", None, "TailpostConsumerWentBack")
+            .stays_ready()
     ),
     // Nothing is removed yet that was not handled.
     fault!(
@@ -95,7 +102,7 @@ pub(super) const FAULTS: &[Fault] = &[
         marks_refused,
         relay(
             "",
-            "cannot be marked: function refuse() refuses a row",
+            "cannot be marked or removed: function refuse() refuses a row",
             Some(("outbox-triggers", "refuse")),
             "TailpostRowsLocked"
         )
@@ -107,6 +114,18 @@ pub(super) const FAULTS: &[Fault] = &[
         relay("the slot waits", "makes the slot wait for", Some(("slot-exists", "month end")), "")
             .stays_ready()
             .without_alert()
+    ),
+    // Nothing waits for it: PostgreSQL keeps what it would remove.
+    fault!(
+        old_rows_kept,
+        relay(
+            "",
+            "(report) has a transaction open",
+            Some(("postgres-old-transactions", "(report) has a transaction open")),
+            ""
+        )
+        .stays_ready()
+        .without_alert()
     ),
     fault!(
         standby_away,
@@ -204,6 +223,21 @@ async fn never_recorded(scene: &mut Scene, phase: Phase) {
     }
 }
 
+/// The inbox's tables are as they were before the last events.
+async fn inbox_put_back(scene: &mut Scene, phase: Phase) {
+    if let Phase::Break = phase {
+        let tables = ["inbox_messages", "inbox_roles"];
+        let each = |sql: &str| tables.map(|it| sql.replace("{}", it)).join(";");
+        scene.stop_inbox().await;
+        scene.env.execute(&each("CREATE TABLE kept_{} AS TABLE {}")).await;
+        scene.start_inbox();
+        publish_more(scene).await;
+        scene.stop_inbox().await;
+        scene.env.execute(&each("TRUNCATE {}; INSERT INTO {} SELECT * FROM kept_{}")).await;
+        scene.start_inbox();
+    }
+}
+
 async fn limit_per_subject(scene: &mut Scene, phase: Phase) {
     let limit = match phase {
         Phase::Break => 3,
@@ -294,6 +328,20 @@ async fn slot_waits(scene: &mut Scene, phase: Phase) {
             old.batch_execute(begin).await.expect("begin");
             scene.holder = Some(old);
             scene.start();
+            publish_more(scene).await;
+        }
+        Phase::Mend => scene.holder = None,
+    }
+}
+
+/// By a transaction that only reads.
+async fn old_rows_kept(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            let begin = "SET application_name = 'report';
+                BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_events";
+            scene.hold(begin).await;
+            pass_transactions(&scene.env).await;
             publish_more(scene).await;
         }
         Phase::Mend => scene.holder = None,
