@@ -43,7 +43,11 @@ const HARM: &str = "
             WHERE adrelid = relid AND adnum = attnum OFFSET 0) AS preset
     WHERE value NOT LIKE 'NULL%' LIMIT 1";
 
-/// What [`HARM`] finds first.
+/// What harms first, with the statement that mends it where there is one.
+///
+/// # Errors
+///
+/// If the server refuses the question or does not answer.
 pub async fn find(connection: &Connection, table: &Table) -> Result<Option<Misfit>, Error> {
     let (doing, outbox) = ("look at what the outbox is", table.quoted());
     let parameters: [&(dyn ToSql + Sync); 3] = [&outbox, &table.schema(), &table.name()];
