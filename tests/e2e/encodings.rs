@@ -159,6 +159,7 @@ async fn an_inbox_works(encoding: &str) {
     let client = database(&env.postgres, encoding).await;
     env.set("DATABASE_URL", &env.postgres.url("other"));
     env.set("TAILPOST_INBOX__BACKOFF", "100ms");
+    env.set("TAILPOST_INBOX__MAX_ATTEMPTS", "1000");
     env.ends_with(0, &["inbox", "setup"]).await;
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let subjects = vec!["outbox.>".into()];
