@@ -417,3 +417,25 @@ fn copy(message: &StoredMessage<'_>) -> Option<TailMessage> {
         is_marker: false,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_stream_removed_may_be_missing_and_nothing_else() {
+        let removed = |first, state: [u64; 3]| {
+            let [first_sequence, last_sequence, messages] = state;
+            let state = serde_json::json!({
+                "messages": messages, "bytes": 0, "first_seq": first_sequence,
+                "first_ts": "1970-01-01T00:00:00Z", "last_seq": last_sequence,
+                "last_ts": "1970-01-01T00:00:00Z", "consumer_count": 0,
+            });
+            removed_from(first, &serde_json::from_value(state).unwrap())
+        };
+        assert_eq!(removed(5, [1, 10, 10]), 0, "it is whole");
+        assert_eq!(removed(5, [1, 10, 7]), 3, "from within");
+        assert_eq!(removed(5, [8, 10, 3]), 3, "from its start, while it was read");
+        assert_eq!(removed(5, [11, 10, 0]), 6, "all");
+    }
+}

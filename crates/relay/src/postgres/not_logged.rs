@@ -26,11 +26,11 @@ impl Unfit {
 }
 
 /// Of the table $1: a child by inheritance, which is published under its own name, if at all; a
-/// partition that is unlogged or foreign; a column of
-/// the event, named in $2, that is generated. From PostgreSQL 18 on a publication may bring stored ones, and $3 does or can be made to: but where $4
+/// partition that is unlogged or foreign; a column of the event, named in $2, that is generated. From
+/// PostgreSQL 18 on a publication may bring stored ones, and $3 does or can be made to: but where $4
 /// `outbox_emit` writes them. And a table whose updates, and so marks, PostgreSQL refuses, because
-/// another publication brings them and nothing says which row each was. It runs every second, so each relation is looked up by its number: a database
-/// may have many.
+/// another publication brings them and nothing says which row each was. It runs every second, so each
+/// relation is looked up by its number: a database may have many.
 const FIND: &str = "
     WITH relation AS NOT MATERIALIZED (
         SELECT c.oid, relkind = 'f' AS is_foreign, relpersistence = 'u' AS is_unlogged,

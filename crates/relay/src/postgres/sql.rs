@@ -360,9 +360,8 @@ impl Store {
     /// read.
     pub async fn check_set_up(&self, config: &Config) -> Result<(), Error> {
         if let Err(unfit) = self.check_outbox().await {
-            let has_other_name = harm::is_no_table(self, &self.table).await?;
             if matches!(unfit, Error::Table(_))
-                || has_other_name && self.check_tables().await.is_ok()
+                || self.check_tables().await.is_ok() && harm::is_no_table(self, &self.table).await?
             {
                 // The log keeps the shape in which rows were written, and the name under which; the
                 // table is what can be mended.

@@ -26,12 +26,3 @@ pub async fn held_back(connection: &Connection, slot: &str) -> Result<Option<Str
         )
     }))
 }
-
-/// Whether the reader of `slot` is at work: it reads the log from where the slot begins, or what a large
-/// transaction did to other tables, and has nothing to send meanwhile.
-pub(crate) async fn is_at_work(connection: &Connection, slot: &str) -> Result<bool, Error> {
-    let sql = "SELECT FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
-         WHERE slot_name = $1 AND coalesce(wait_event_type, 'IO') IN ('IO', 'LWLock')";
-    let found = connection.query_opt("look what the slot's reader does", sql, &[&slot]).await?;
-    Ok(found.is_some())
-}

@@ -26,7 +26,7 @@ pub(crate) enum Done {
     /// Nothing comes of it.
     Nothing,
     Compared(HistoryStatus),
-    /// What keeps a server that is silent from sending, if it waits for others.
+    /// Whether a server that is silent is at work, and what keeps it from sending, if it waits for others.
     Asked((bool, Option<String>)),
     /// `None` if it could not be found out.
     Stuck(Option<Stuck>),

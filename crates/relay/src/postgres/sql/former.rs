@@ -37,8 +37,8 @@ const FORMER: &str = "
 const COUNTED_MAX: i64 = 1_000_000;
 
 impl Store {
-    /// Refuses to go on where the outbox is no table that can be used, or while the former table has rows that are not published: nobody would publish
-    /// them any more.
+    /// Refuses to go on where the outbox is no table that can be used, or while the former table has rows
+    /// that are not published: nobody would publish them any more.
     ///
     /// # Errors
     ///

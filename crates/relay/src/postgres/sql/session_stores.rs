@@ -51,10 +51,11 @@ impl Books {
         self.0.check_former().await
     }
 
-    /// Also says whether PostgreSQL was at work before, and what keeps it from sending what is committed,
-    /// if it waits for others.
+    /// Also says whether the slot's reader was at work, and what keeps PostgreSQL from sending what is
+    /// committed, if it waits for others.
     pub(crate) async fn heartbeat(&self, slot: &str) -> Result<(bool, Option<String>), Error> {
-        let is_at_work = standby_slots::is_at_work(&self.0, slot).await?;
+        // Before: it is at work on the heartbeat itself soon.
+        let is_at_work = self.0.is_reader_at_work(slot).await?;
         self.0.heartbeat().await?;
         Ok((is_at_work, standby_slots::held_back(&self.0, slot).await?))
     }

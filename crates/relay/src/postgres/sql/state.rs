@@ -197,6 +197,14 @@ impl Store {
         Ok(row.and_then(|row| row.get(0)))
     }
 
+    /// Whether that process is at work: it reads the log from where the slot begins, or what a large
+    /// transaction did to other tables, and has nothing to send meanwhile.
+    pub(super) async fn is_reader_at_work(&self, slot: &str) -> Result<bool, Error> {
+        let sql = "SELECT FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid
+             WHERE slot_name = $1 AND coalesce(wait_event_type, 'IO') IN ('IO', 'LWLock')";
+        Ok(self.query_opt("look what the slot's reader does", sql, &[&slot]).await?.is_some())
+    }
+
     /// The process that reads the slot, for people.
     pub(crate) async fn slot_reader_named(&self, slot: &str) -> Result<Option<String>, Error> {
         let sql = "SELECT 'process ' || active_pid || coalesce(' (' || application_name || ')', '')
