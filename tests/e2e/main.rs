@@ -79,6 +79,7 @@ mod strangers;
 mod subject_partitions;
 mod swapped;
 mod tableless;
+mod taken_ids;
 mod takeover;
 mod top;
 mod traces;

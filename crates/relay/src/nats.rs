@@ -12,6 +12,7 @@ mod reply_subject;
 pub mod stream_check;
 mod stream_tail;
 mod subjects;
+mod suspects;
 
 pub(crate) use attributes::Attributes;
 pub(crate) use broker_failover::{has_ended, leave_server};
@@ -22,4 +23,5 @@ pub use permission_violations::unless_denied;
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};
 pub use stream_tail::TailReader;
-pub(crate) use stream_tail::{SOUGHT_AT_ONCE, WAY_BACK_MAX, WHOLE_AT_ONCE, WayBack};
+pub(crate) use stream_tail::{LookedUp, SOUGHT_AT_ONCE, WAY_BACK_MAX, WHOLE_AT_ONCE, WayBack};
+pub(crate) use suspects::{Judge, Suspect};

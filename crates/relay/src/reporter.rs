@@ -10,6 +10,7 @@ use outbox::waiting::{Seen, Waiting};
 use servers::NatsLink;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
+use uuid::Uuid;
 
 use crate::config::Config;
 use crate::engine::{Figures, Origin, Resolved, Send};
@@ -73,6 +74,8 @@ pub(crate) struct Reporter {
     sent: Option<Instant>,
     link: Option<watch::Receiver<NatsLink>>,
     spans: Option<PublishSpans>,
+    /// An event that the stream does not take because of its id, and why.
+    id_taken: Option<(Uuid, String)>,
 }
 
 impl Reporter {
@@ -89,6 +92,7 @@ impl Reporter {
             sent: None,
             link: None,
             spans,
+            id_taken: None,
         }
     }
 
@@ -215,6 +219,11 @@ impl Reporter {
     /// Something went wrong that the session survives.
     pub(crate) fn trouble(&mut self, why: String) {
         self.status.last_error = Some(why);
+    }
+
+    /// The stream has another message under an event's id: what is said of that event next is why.
+    pub(crate) fn id_taken(&mut self, id: Uuid, why: String) {
+        self.id_taken = Some((id, why));
     }
 
     /// A message was handed over.

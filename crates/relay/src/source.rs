@@ -10,6 +10,7 @@
 mod done;
 mod effects;
 mod lost_end;
+mod other_messages;
 mod polling;
 mod replication;
 mod stream_comparison;

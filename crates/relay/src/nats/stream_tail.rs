@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
+use super::suspects::{self, Judge, Suspect};
 use crate::engine::{LastEvent, Stored, Tail, TailMessage};
 use crate::error::Error;
 
@@ -56,6 +57,8 @@ pub struct TailReader {
     created: Arc<OnceLock<SystemTime>>,
     /// Tells a reading under way that its connection was replaced.
     replaced: Arc<Notify>,
+    /// Without it every message is the event's whose id it has.
+    judge: Option<Judge>,
 }
 
 /// What the leader tells of the stream.
@@ -89,7 +92,12 @@ impl TailReader {
         let limits = Arc::new(watch::Sender::new(Limits::default()));
         let replaced = Arc::new(Notify::new());
         let (client, created) = (client.clone(), Arc::default());
-        Ok(Self { client, name, jetstream, limits, created, replaced })
+        Ok(Self { client, name, jetstream, limits, created, replaced, judge: None })
+    }
+
+    /// The same, which takes no other writer's message for an event whose id it has.
+    pub(crate) fn judged_by(self, judge: Judge) -> Self {
+        Self { judge: Some(judge), ..self }
     }
 
     /// Leaves the server that this reads through for another one of its cluster, if one is known.
@@ -316,15 +324,40 @@ impl TailReader {
             let reads = stream::iter(from..=upto).map(|seq| self.message(seq));
             let answers: Vec<_> = reads.buffered(pace.at_once).try_collect().await?;
             pace.saw(answers.iter().map(|it| it.bytes).max().unwrap_or(0));
-            read.extend(answers.into_iter().filter_map(|it| it.message));
+            let (mut messages, mut suspects) = (Vec::new(), Vec::new());
+            for Read { message, suspect, .. } in answers {
+                messages.extend(message);
+                suspects.extend(suspect);
+            }
+            self.disown(&mut messages, suspects).await?;
+            read.extend(messages);
             from = upto + 1;
         }
         Ok(read)
     }
 
+    /// Takes its id from each message that is not the event's whose id it has.
+    async fn disown(
+        &self,
+        messages: &mut [TailMessage],
+        suspects: Vec<Suspect>,
+    ) -> Result<(), Error> {
+        let Some(judge) = self.judge.as_ref().filter(|_| !suspects.is_empty()) else {
+            return Ok(());
+        };
+        let others = judge(suspects).await?;
+        for message in messages.iter_mut().filter(|it| others.contains(&it.seq)) {
+            message.id = None;
+        }
+        Ok(())
+    }
+
     /// The id of the event that is stored there; `None` if there is no message.
     pub(crate) async fn id_at(&self, seq: u64) -> Result<Option<Uuid>, Error> {
-        Ok(self.message(seq).await?.message.map(|it| it.id.unwrap_or_default()))
+        let Read { message, suspect, .. } = self.message(seq).await?;
+        let Some(mut message) = message else { return Ok(None) };
+        self.disown(std::slice::from_mut(&mut message), suspect.into_iter().collect()).await?;
+        Ok(Some(message.id.unwrap_or_default()))
     }
 
     /// Whether the stream has another message in the place of the event.
@@ -333,16 +366,40 @@ impl TailReader {
         Ok(event.is_replaced(self.id_at(event.seq).await?))
     }
 
-    /// Whether the message at `seq` is this event's.
-    pub(crate) async fn has(&self, seq: u64, id: Uuid) -> Result<bool, Error> {
-        Ok(self.message(seq).await?.message.is_some_and(|it| it.id == Some(id)))
+    /// What the stream has where it says that it has this event. Somebody may know all that a relay
+    /// writes into headers: the message is compared with the event's row whatever it says.
+    pub(crate) async fn look_up(&self, seq: u64, id: Uuid) -> Result<LookedUp, Error> {
+        let answer = direct_get::read(&self.client, &self.name, seq).await?;
+        let Some(stored) = answer.message()? else { return Ok(LookedUp::Nothing) };
+        let mut message = tail_message(&stored);
+        if message.id != Some(id) {
+            return Ok(LookedUp::Nothing);
+        }
+        let suspect = Suspect::new(&stored, id)?;
+        self.disown(std::slice::from_mut(&mut message), vec![suspect]).await?;
+        Ok(message.id.map_or(LookedUp::Another, |_| LookedUp::Event))
     }
 
     async fn message(&self, seq: u64) -> Result<Read, Error> {
         let answer = direct_get::read(&self.client, &self.name, seq).await?;
-        let message = answer.message()?.as_ref().map(tail_message);
-        Ok(Read { bytes: answer.bytes() as u64, message })
+        let bytes = answer.bytes() as u64;
+        let Some(stored) = answer.message()? else {
+            return Ok(Read { bytes, message: None, suspect: None });
+        };
+        let message = tail_message(&stored);
+        let id = message.id.filter(|_| self.judge.is_some() && !suspects::is_relays(&stored));
+        let suspect = id.map(|id| Suspect::new(&stored, id)).transpose()?;
+        Ok(Read { bytes, message: Some(message), suspect })
     }
+}
+
+/// What the stream has where it says that it has an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LookedUp {
+    Event,
+    /// Another writer's message, under the event's id.
+    Another,
+    Nothing,
 }
 
 /// How many messages the stream has removed at most from sequence `first` on.
@@ -376,6 +433,8 @@ struct Read {
     bytes: u64,
     /// `None` if it was deleted.
     message: Option<TailMessage>,
+    /// The same, if it has an id and is no relay's.
+    suspect: Option<Suspect>,
 }
 
 fn is_before(message: &TailMessage, way: WayBack) -> bool {

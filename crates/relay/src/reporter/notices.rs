@@ -24,6 +24,8 @@ impl Reporter {
             Notice::TryingAgain { about, attempts, reason, pause } => {
                 let About { event_id, lsn, trace_id } = about;
                 let (lsn, trace_id) = (lsn.map(display), trace_id.map(display));
+                let taken = self.id_taken.take_if(|(id, _)| *id == event_id);
+                let reason = taken.map_or(reason, |(_, why)| why);
                 warn!(
                     %event_id, lsn, trace_id, attempts, reason,
                     "the stream does not take an event: trying again in {pause:?}"

@@ -23,6 +23,8 @@ pub(crate) enum Done {
     Input(Input),
     /// The same, and why not all could be done.
     HeldUp(Input, String),
+    /// The same of an event whose id another writer's message has, with what is to be said of that.
+    Taken(Input, Uuid, String),
     /// Nothing comes of it.
     Nothing,
     Compared(HistoryStatus),
@@ -103,6 +105,10 @@ impl Source {
             Done::Input(input) => input,
             Done::HeldUp(input, why) => {
                 reporter.trouble(why);
+                input
+            }
+            Done::Taken(input, id, why) => {
+                reporter.id_taken(id, why);
                 input
             }
             Done::Nothing => return Ok(None),

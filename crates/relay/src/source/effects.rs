@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use super::{Done, Job, STREAM_IS_SHORTER, Source, within};
+use super::{Done, Job, STREAM_IS_SHORTER, Source, other_messages, within};
 use crate::engine::{BrokerEffect, BrokerInput, Effect, End, LastEvent, Notice, Resolved};
 use crate::error::Error;
-use crate::nats::TailReader;
+use crate::nats::{LookedUp, TailReader};
 use crate::reporter::Reporter;
 
 /// How long going to another server of the cluster may take.
@@ -63,8 +63,13 @@ impl Source {
                 let tail = self.tail();
                 // The client bounds the time of the request. Without an answer the event is sent again.
                 Box::pin(async move {
-                    let is_there = tail.has(seq, id).await.unwrap_or(false);
-                    Ok(BrokerInput::LookedUp { epoch, index, seq, is_there }.into())
+                    let found = tail.look_up(seq, id).await.unwrap_or(LookedUp::Nothing);
+                    let is_there = found == LookedUp::Event;
+                    let input = BrokerInput::LookedUp { epoch, index, seq, is_there }.into();
+                    Ok(match found {
+                        LookedUp::Another => Done::Taken(input, id, other_messages::said(id, seq)),
+                        LookedUp::Event | LookedUp::Nothing => Done::Input(input),
+                    })
                 })
             }
             BrokerEffect::LeaveServer => leave_server(self.tail()),

@@ -20,7 +20,7 @@ use tracing::info;
 
 use self::claim_jobs::CONNECTION;
 use super::stream_comparison::{self, HistoryWatch};
-use super::{Done, Ended, Job, OpenWith, Opened, Source, lost_end, replication};
+use super::{Done, Ended, Job, OpenWith, Opened, Source, lost_end, other_messages, replication};
 use crate::config::Config;
 use crate::engine::{ClaimsInput, ClaimsSettings, Engine, LastEvent, Mode, Publishing, Seen};
 use crate::error::Error;
@@ -59,6 +59,7 @@ pub(super) async fn open(with: OpenWith<'_>) -> Result<Opened, Error> {
     store.check_shards(config).await?;
     let encoding = Encoding::of(&store).await?;
     let tail = TailReader::new(client, &config.stream.name).await?;
+    let tail = tail.judged_by(other_messages::judge(config));
     nats::stream_check::check(config, client, &tail).await?;
     let last_event = lost_end::mend_claimed(config, &store, &tail).await?;
     let stream_created = store.stream_created().into();

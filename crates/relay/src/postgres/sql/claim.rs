@@ -69,7 +69,9 @@ impl Rows {
         );
         let rows = self.0.query(DOING, &sql, &[]).await?;
         let ids: Vec<Uuid> = rows.iter().map(|it| it.get(0)).collect();
-        let rows = if ids.is_empty() { Vec::new() } else { self.0.claimed(&ids).await? };
+        let unmarked = format!("{NOT_MARKED} AND {}", not_owed(&self.0.table));
+        let rows =
+            if ids.is_empty() { Vec::new() } else { self.0.rows_of(&ids, &unmarked).await? };
         match rows.is_empty() {
             true => self.finish_claim().await?,
             false => self.0.flush_log().await?,
@@ -99,8 +101,12 @@ impl Store {
         self.perform("write what was committed to the disk", sql, &[]).await
     }
 
-    /// Reads the rows that are claimed, and not marked.
-    async fn claimed(&self, ids: &[Uuid]) -> Result<Vec<ScannedRow>, Error> {
+    /// Reads the rows of these events that meet a condition.
+    pub(crate) async fn rows_of(
+        &self,
+        ids: &[Uuid],
+        condition: &str,
+    ) -> Result<Vec<ScannedRow>, Error> {
         let (outbox, id) = (self.table.quoted(), self.table.column(Column::Id));
         let begin = format!("BEGIN; LOCK TABLE {outbox} IN ACCESS SHARE MODE");
         if let Err(error) = self.batch_execute(DOING, &begin).await {
@@ -113,10 +119,9 @@ impl Store {
         let ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
         let sql = format!(
             "COPY (SELECT {columns} FROM {outbox} o
-                   WHERE {id} = ANY ('{{{ids}}}'::uuid[]) AND {NOT_MARKED} AND {not_owed}
+                   WHERE {id} = ANY ('{{{ids}}}'::uuid[]) AND {condition}
                    ORDER BY seq) TO STDOUT (FORMAT binary)",
             ids = ids.join(","),
-            not_owed = not_owed(&self.table),
         );
         let copied = self.copy_as_stored(DOING, &sql).await?;
         let rows = pin!(BinaryCopyOutStream::new(copied, &column_types));

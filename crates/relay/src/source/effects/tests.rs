@@ -327,6 +327,7 @@ fn keep(source: &mut Source, done: Done) {
         }
         Done::Input(_)
         | Done::HeldUp(..)
+        | Done::Taken(..)
         | Done::Nothing
         | Done::Compared(_)
         | Done::Asked(_)

@@ -28,7 +28,7 @@ use crate::postgres::{
 };
 use crate::reporter::News;
 use crate::source::stream_comparison::HistoryWatch;
-use crate::source::{OpenWith, Opened, Source, lost_end};
+use crate::source::{OpenWith, Opened, Source, lost_end, other_messages};
 
 /// How long a session that opens waits for the table of dead letters.
 const LETTERS_WAIT: &str = "2s";
@@ -200,11 +200,12 @@ struct Target {
 
 impl Target {
     async fn find(
-        config: &Config,
+        config: &Arc<Config>,
         client: &Client,
         unfenced: Option<String>,
     ) -> Result<Self, Error> {
         let tail = TailReader::new(client, &config.stream.name).await?;
+        let tail = tail.judged_by(other_messages::judge(config));
         let unfenced = nats::stream_check::check(config, client, &tail).await?.or(unfenced);
         let mode = match (config.mode, &unfenced) {
             (config::Mode::Fenced, None) => Mode::Fenced,
