@@ -131,3 +131,30 @@ async fn an_event_parked_before_it_is_visible_leaves_the_outbox_later() {
     assert_eq!(env.query::<i64>(dead).await, 1);
     assert_eq!(env.stored_count().await, 0);
 }
+
+/// Its row comes after the dead letter, and a key keeps it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_row_of_a_parked_event_that_will_not_go_is_named() {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    env.execute("CREATE TABLE refers (id uuid CONSTRAINT its REFERENCES outbox_events)").await;
+    env.execute("ALTER DATABASE postgres SET synchronous_commit = local").await;
+    let _relay = env.relay();
+    wait_for_a_standby_that_does_not_exist(&env).await;
+    let writer = env.client().await;
+    let commit = tokio::spawn(async move {
+        let sql = "SET synchronous_commit = on; INSERT INTO refers
+             SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')";
+        writer.batch_execute(sql).await
+    });
+    let dead = "SELECT count(*) FROM outbox_dead_letter";
+    until(DEADLINE, "the event is parked", async || env.query::<i64>(dead).await == 1).await;
+    wait_for_a_watermark(&env).await;
+    let_commits_through(&env).await;
+    commit.await.expect("no panic").expect("the commit goes through");
+    let named = "SELECT count(*) FROM tailpost_owed WHERE reason LIKE 'constraint its refuses%'";
+    until(DEADLINE, "it is named", async || env.query::<i64>(named).await == 1).await;
+    env.execute("ALTER TABLE refers DROP CONSTRAINT its").await;
+    let rows = "SELECT count(*) FROM outbox_events";
+    until(DEADLINE, "the row is gone", async || env.query::<i64>(rows).await == 0).await;
+}

@@ -196,7 +196,7 @@ pub(crate) struct OutboxTable {
     pub(crate) has_poll_index: bool,
     /// Indexes that are there and are not used.
     pub(crate) invalid_indexes: Vec<String>,
-    /// Triggers that fire when a row is marked: the table or partition, and the trigger.
+    /// What fires when a row is marked or parked, and the statement that ends it.
     pub(crate) triggers: Vec<(String, String)>,
     /// Tables without autovacuum.
     pub(crate) unvacuumed: Vec<String>,

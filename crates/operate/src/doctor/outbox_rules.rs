@@ -258,15 +258,13 @@ fn triggers(seen: &Seen) -> Judged {
     if found.is_empty() {
         return ok("none");
     }
-    let names: Vec<_> = found.iter().map(|(table, it)| format!("{it} of {table}")).collect();
+    let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
     let evidence = format!(
-        "marks or parked events fire {}. If a trigger raises an error, returns NULL or puts the columns \
-         back, the row gets no mark, or stays",
+        "marks or parked events fire {}. If a trigger or a key raises an error, or a trigger returns \
+         NULL or puts the columns back, the row gets no mark, or stays",
         names.join(", ")
     );
-    let disable =
-        |(table, it): &_| Remedy::sql(format!("ALTER TABLE {table} DISABLE TRIGGER {it}"));
-    warning(evidence, found.iter().map(disable))
+    warning(evidence, found.iter().map(|(_, statement)| Remedy::sql(statement.clone())))
 }
 
 fn companions(seen: &Seen) -> Judged {

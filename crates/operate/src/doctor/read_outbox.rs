@@ -5,7 +5,7 @@ use std::iter;
 use outbox::migrations::MIGRATIONS;
 use outbox::{COMPANIONS, Column, Table};
 use relay::access::{Connection, columns, harm, schema};
-use relay::{Config, Error, MarkBy};
+use relay::{Config, Error};
 use tokio_postgres::types::ToSql;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
@@ -16,9 +16,9 @@ use crate::maintain::{end, is_short};
 use crate::sql::Store;
 
 /// The facts about the outbox $1 and its dead letters $2. Of the tables $4 in the schema $3 what the
-/// role lacks; of the triggers those for $5 (`pg_trigger.tgtype`), on any column that a mark writes, and
-/// those before a row is deleted, as parked ones are. A mark names the outbox, so of a partition only
-/// triggers for each row fire. What it has from its table counts once.
+/// role lacks; of the triggers (`pg_trigger.tgtype`) those for UPDATE, on any column that a mark writes, and
+/// for DELETE, as parked rows are deleted in any mode, with the keys that keep a row. A mark names the
+/// outbox, so of a partition only triggers for each row fire. What it has from its table counts once.
 const TABLE: &str = "
     WITH tree AS (
         SELECT c.*, format('%I.%I', nspname, relname) AS name
@@ -46,18 +46,25 @@ const TABLE: &str = "
               JOIN pg_namespace n ON n.oid = relnamespace
               WHERE c.oid IN (to_regclass($1), to_regclass($2)) AND row_security_active(c.oid))
             AS policed,
-        (SELECT coalesce(jsonb_agg(jsonb_build_array(tree.name, format('%I', tgname))
-                                   ORDER BY tree.name, tgname), '[]')
-         FROM pg_trigger t JOIN tree ON tree.oid = tgrelid
-         WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')
-             AND (tgtype & $5 <> 0 OR tgtype & 11 = 11)
-             AND (tgrelid = to_regclass($1) OR tgtype & 1 = 1)
-             AND NOT EXISTS (SELECT FROM pg_trigger above
-                 WHERE above.oid = t.tgparentid AND above.tgenabled IN ('O', 'A'))
-             AND (tgattr = '' OR tgtype & 8 = 8 OR EXISTS (
-                 SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
-                     AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn'))))
-            AS triggers,
+        (SELECT coalesce(jsonb_agg(jsonb_build_array(name || ' of ' || of,
+                    format('ALTER TABLE %s %s %s', of, action, name)) ORDER BY action, of, name), '[]')
+         FROM (
+             SELECT tree.name AS of, format('%I', tgname) AS name, 'DISABLE TRIGGER' AS action
+             FROM pg_trigger t JOIN tree ON tree.oid = tgrelid
+             WHERE NOT tgisinternal AND tgenabled IN ('O', 'A')
+                 AND tgtype & 24 <> 0
+                 AND (tgrelid = to_regclass($1) OR tgtype & 1 = 1)
+                 AND NOT EXISTS (SELECT FROM pg_trigger above
+                     WHERE above.oid = t.tgparentid AND above.tgenabled IN ('O', 'A'))
+                 AND (tgattr = '' OR tgtype & 8 = 8 OR EXISTS (
+                     SELECT FROM pg_attribute WHERE attrelid = tgrelid AND attnum = ANY(tgattr)
+                         AND attname IN ('published_at', 'stream', 'stream_seq', 'commit_lsn')))
+             UNION
+             SELECT format('%I.%I', nspname, relname), format('%I', conname), 'DROP CONSTRAINT'
+             FROM pg_constraint JOIN pg_class c ON c.oid = conrelid
+             JOIN pg_namespace n ON n.oid = relnamespace WHERE contype = 'f' AND confrelid = to_regclass($1)
+                 AND confdeltype IN ('a', 'r') AND conparentid = 0
+         ) AS fired (of, name, action)) AS triggers,
         (SELECT coalesce(jsonb_agg(jsonb_build_array(format('%I.%I', nspname, relname), lacking)
                                    ORDER BY place), '[]')
          FROM unnest($4::text[]) WITH ORDINALITY AS wanted (name, place)
@@ -93,13 +100,8 @@ async fn look_at_table(connection: &Connection, config: &Config) -> Result<Outbo
     // The relay only reads the record of migrations.
     let companions = COMPANIONS.into_iter().filter(|it| *it != "tailpost_migrations");
     let names: Vec<&str> = iter::once(table.name()).chain(companions).collect();
-    let event: i16 = match config.mark.by {
-        MarkBy::Row => 16,
-        MarkBy::Delete => 8,
-        MarkBy::Lean => 0,
-    };
     let (letters, schema) = (table.companion("outbox_dead_letter"), table.schema());
-    let parameters: [&(dyn ToSql + Sync); 5] = [&quoted, &letters, &schema, &names, &event];
+    let parameters: [&(dyn ToSql + Sync); 4] = [&quoted, &letters, &schema, &names];
     let mut facts: OutboxTable =
         connection.read("look at the outbox", TABLE, &parameters).await?.pop().unwrap_or_default();
     let types = connection.types(&quoted).await?;

@@ -140,12 +140,13 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 }
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
-/// not waited for, but [owed], as is one that a trigger keeps. What a column does not take is kept as a
-/// text. Nothing happens if slot $16 is read by another process than $17, which may be NULL where there
-/// is no slot; and no dead letter is made of a row that is marked. Without $18 the event has no row: one that has its
-/// id is another event's, and neither moved nor made a dead letter of. A row that came back is the
-/// scanner's: without $19 the event is what its first row said, and that one stays.
-pub(super) fn park(table: &Table, payload_type: u32) -> String {
+/// not waited for, but [owed], as is one that a trigger keeps, and any one that there is unless it
+/// `deletes`. What a column does not take is kept as a text. Nothing happens if slot $16 is read by another
+/// process than $17, which may be NULL where there is no slot; and no dead letter is made of a row that is
+/// marked. Without $18 the event has no row: one that has its id is another event's, and neither moved nor
+/// made a dead letter of. A row that came back is the scanner's: without $19 the event is what its first
+/// row said, and that one stays.
+pub(super) fn park(table: &Table, payload_type: u32, deletes: bool) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);
     let kept = |kind| format!("{}.tailpost_{kind}", table.quoted_schema());
@@ -159,6 +160,16 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
         ),
         _ => format!("{text}($6::bytea)"),
     };
+    let (gone, untaken) = if deletes {
+        let gone = format!(
+            "DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
+             RETURNING publish_attempts"
+        );
+        (gone, format!("'{UNTAKEN}'"))
+    } else {
+        // A trigger of the statement fires also where there is no row.
+        (format!("SELECT publish_attempts FROM {outbox} WHERE false"), "NULL".to_owned())
+    };
     format!(
         "WITH ours AS MATERIALIZED (
              SELECT $17::int IS NULL OR EXISTS (
@@ -169,11 +180,10 @@ pub(super) fn park(table: &Table, payload_type: u32) -> String {
                  AND (SELECT is_ours FROM ours) AND $18
              FOR UPDATE SKIP LOCKED
          ), gone AS (
-             DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
-             RETURNING publish_attempts
+             {gone}
          ), owed AS (
              INSERT INTO {owed} (id, parked, reason)
-             SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN '{UNTAKEN}' END
+             SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN {untaken} END
              FROM ours
              WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM gone)
                  AND EXISTS (SELECT FROM {outbox}

@@ -4,7 +4,7 @@
 //! are free are marked, and the others are owed their marks: that is written down in `tailpost_owed`,
 //! and from then on nobody who looks for rows without marks sees them, neither the scanner, which would
 //! publish them again after a crash, nor the sweeper. So nothing but such a row itself waits for its lock.
-//! The same becomes of a row whose mark a trigger or a constraint refuses, with the reason.
+//! The same becomes of a row whose mark or removal a trigger or a constraint refuses, with the reason.
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
@@ -149,7 +149,7 @@ impl Store {
         Ok((marked, owed))
     }
 
-    async fn note_refusal(&self, owed: &[Uuid], error: &Error) -> Result<(), Error> {
+    pub(super) async fn note_refusal(&self, owed: &[Uuid], error: &Error) -> Result<(), Error> {
         let owes = self.table.companion("tailpost_owed");
         let sql = format!(
             "UPDATE {owes} SET reason = $2, owed_at = clock_timestamp() WHERE id = ANY($1)"

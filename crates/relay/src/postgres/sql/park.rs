@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use outbox::{Column, Table};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
@@ -28,7 +29,7 @@ const ATTEMPTS_MAX: i32 = i32::MAX;
 impl Rows {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
-    /// [owed](Self::mark_owed).
+    /// [owed](Self::mark_owed), as is one whose removal a trigger or a constraint refuses.
     ///
     /// # Errors
     ///
@@ -41,34 +42,37 @@ impl Rows {
         let event = &dead.event;
         let occurred_at = Micros::from(event.occurred_at);
         let headers = event.headers.as_ref().map(|headers| String::from_utf8_lossy(headers));
-        let row = self
-            .0
-            .query_one(
-                "park an event",
-                self.prepare_park().await?,
-                &[
-                    &event.id,
-                    &&*event.aggregate_type,
-                    &&*event.aggregate_id,
-                    &&*event.event_type,
-                    &event.event_version,
-                    &&*event.payload,
-                    &occurred_at,
-                    &event.correlation_id,
-                    &event.causation_id,
-                    &headers,
-                    &fit(&dead.reason),
-                    &i32::try_from(dead.attempts).unwrap_or(i32::MAX),
-                    &dead.seq,
-                    &dead.blocks,
-                    &dead.blocked_by,
-                    &reader.map(|it| &*it.slot),
-                    &reader.map(|it| it.pid),
-                    &dead.has_row,
-                    &dead.is_requeued,
-                ],
-            )
-            .await?;
+        let parameters: [&(dyn ToSql + Sync); 19] = [
+            &event.id,
+            &&*event.aggregate_type,
+            &&*event.aggregate_id,
+            &&*event.event_type,
+            &event.event_version,
+            &&*event.payload,
+            &occurred_at,
+            &event.correlation_id,
+            &event.causation_id,
+            &headers,
+            &fit(&dead.reason),
+            &i32::try_from(dead.attempts).unwrap_or(i32::MAX),
+            &dead.seq,
+            &dead.blocks,
+            &dead.blocked_by,
+            &reader.map(|it| &*it.slot),
+            &reader.map(|it| it.pid),
+            &dead.has_row,
+            &dead.is_requeued,
+        ];
+        let (doing, park) = ("park an event", self.prepare_park().await?);
+        let row = match self.0.query_one(doing, park, &parameters).await {
+            Err(error) if dead.has_row && error.may_be_about_a_row() => {
+                let kept = mark::park(&self.0.table, self.0.dead_payload_type().await?, false);
+                let row = self.0.query_one(doing, &kept, &parameters).await?;
+                self.0.note_refusal(&[event.id], &error).await?;
+                row
+            }
+            parked => parked?,
+        };
         if let Some(reader) = reader
             && !row.get::<_, bool>(2)
         {
@@ -87,7 +91,7 @@ impl Rows {
     /// Needed once, and by those who count on the order of several.
     pub(crate) async fn prepare_park(&self) -> Result<&Statement, Error> {
         let prepare = async || {
-            let sql = mark::park(&self.0.table, self.0.dead_payload_type().await?);
+            let sql = mark::park(&self.0.table, self.0.dead_payload_type().await?, true);
             self.0.prepare(&sql).await
         };
         self.0.park.get_or_try_init(prepare).await

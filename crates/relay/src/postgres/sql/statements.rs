@@ -6,7 +6,6 @@ use super::mark::{
     NOT_MARKED, UNTAKEN, dropped, mark, mark_lately, not_owed, not_published, owned, published_to,
     transaction,
 };
-use super::owed;
 use super::stream_lost::note_stream_end;
 use crate::config::Config;
 use crate::engine::SweepRange;
@@ -17,6 +16,7 @@ pub(super) struct Statements {
     unmarked: String,
     unmarked_since: String,
     pub(super) sweep_dead: String,
+    pub(super) owe_dead: String,
     pub(super) mark_free: String,
     pub(super) trust_free: String,
     pub(super) watermark: String,
@@ -28,7 +28,7 @@ impl Statements {
     pub(super) fn new(config: &Config) -> Self {
         let Config { table, routes, .. } = config;
         let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
-        let state = table.companion("tailpost_state");
+        let (state, owed) = (table.companion("tailpost_state"), table.companion("tailpost_owed"));
         let (id, dropped) = (table.column(Column::Id), dropped(table, routes));
         let (transaction, not_owed) = (transaction("o"), not_owed(table));
         let not_published = not_published(table, "o");
@@ -45,24 +45,25 @@ impl Statements {
              FROM {outbox} o
              WHERE o.published_at IS NULL AND {covered} AND {not_published} AND {not_owed}"
         );
+        // Looked up one by one: joined, the planner may read the whole outbox for none at all.
+        let dead_there = format!(
+            "SELECT o.{id} AS id FROM {outbox} o
+             WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
+                 AND {covered} AND {not_owed}"
+        );
         Self {
             mark: mark(table, config.mark.by),
             mark_lately: mark_lately(table, config.mark.by),
-            mark_free: owed::mark_free(table, config.mark.by, false),
-            trust_free: owed::mark_free(table, config.mark.by, true),
+            mark_free: super::owed::mark_free(table, config.mark.by, false),
+            trust_free: super::owed::mark_free(table, config.mark.by, true),
             // What is not visible in a snapshot is not older than the oldest transaction that it
             // saw running.
             unmarked_since: format!(
                 "{unmarked} AND o.txid >= pg_snapshot_xmin($3::text::pg_snapshot) ORDER BY o.txid"
             ),
             unmarked,
-            // Looked up one by one: joined, the planner may read the whole outbox for none at all.
             sweep_dead: format!(
-                "WITH there AS MATERIALIZED (
-                     SELECT o.{id} AS id FROM {outbox} o
-                     WHERE o.{id} = ANY (ARRAY(SELECT d.id FROM {dead} d)) AND {NOT_MARKED}
-                         AND {covered} AND {not_owed}
-                 ), free AS MATERIALIZED (
+                "WITH there AS MATERIALIZED ({dead_there}), free AS MATERIALIZED (
                      SELECT o.{id} AS id FROM {outbox} o
                      WHERE o.{id} = ANY (ARRAY(SELECT id FROM there)) AND {NOT_MARKED}
                      FOR UPDATE SKIP LOCKED
@@ -73,8 +74,11 @@ impl Statements {
                  INSERT INTO {owed} (id, parked, reason)
                  SELECT DISTINCT id, true,
                      CASE WHEN id = ANY (ARRAY(SELECT id FROM free)) THEN '{UNTAKEN}' END
-                 FROM there WHERE id <> ALL (ARRAY(SELECT id FROM gone)) ON CONFLICT (id) DO NOTHING",
-                owed = table.companion("tailpost_owed"),
+                 FROM there WHERE id <> ALL (ARRAY(SELECT id FROM gone)) ON CONFLICT (id) DO NOTHING"
+            ),
+            owe_dead: format!(
+                "INSERT INTO {owed} (id, parked) SELECT DISTINCT id, true FROM ({dead_there}) there
+                 ON CONFLICT (id) DO NOTHING"
             ),
             watermark: format!(
                 "UPDATE {state} SET watermark_snapshot = $2::text::pg_snapshot,
@@ -107,7 +111,7 @@ mod tests {
     fn statements_are_written_down() {
         let config = crate::config::tests::config();
         let it = Statements::new(&config);
-        let park = park(&config.table, tokio_postgres::types::Type::JSONB.oid());
+        let park = park(&config.table, tokio_postgres::types::Type::JSONB.oid(), true);
         let statements = [
             ("mark rows", &it.mark),
             ("mark rows of the last day", &it.mark_lately),
@@ -117,6 +121,7 @@ mod tests {
             ("unmarked rows", &it.unmarked),
             ("unmarked rows since the last sweep", &it.unmarked_since),
             ("sweep dead letters", &it.sweep_dead),
+            ("leave dead letters' rows to be removed one by one", &it.owe_dead),
             ("what is published to", &it.published_to),
             ("note the end of the stream", &it.note_stream_end),
             ("park an event", &park),

@@ -111,15 +111,13 @@ AND pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_curren
 + 4294967296, 4294967296), 0))::text::xid8), p.end_snapshot)) AND o."id" IS NOT NULL AND NOT EXISTS (SELECT FROM "public"."tailpost_owed" w WHERE w.id = o."id" OFFSET 0) AND o.txid >= pg_snapshot_xmin($3::text::pg_snapshot) ORDER BY o.txid;
 
 -- sweep dead letters
-WITH there AS MATERIALIZED (
-        SELECT o."id" AS id FROM "public"."outbox_events" o
-        WHERE o."id" = ANY (ARRAY(SELECT d.id FROM "public"."outbox_dead_letter" d)) AND (published_at IS NULL)::int <> 0
-            AND NOT pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - o.xmin::text::numeric
+WITH there AS MATERIALIZED (SELECT o."id" AS id FROM "public"."outbox_events" o
+WHERE o."id" = ANY (ARRAY(SELECT d.id FROM "public"."outbox_dead_letter" d)) AND (published_at IS NULL)::int <> 0
+    AND NOT pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - o.xmin::text::numeric
 + 4294967296, 4294967296), 0))::text::xid8), $1::text::pg_snapshot)
   AND pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - o.xmin::text::numeric
 + 4294967296, 4294967296), 0))::text::xid8), $2::text::pg_snapshot)
-  AND true AND o."id" IS NOT NULL AND NOT EXISTS (SELECT FROM "public"."tailpost_owed" w WHERE w.id = o."id" OFFSET 0)
-    ), free AS MATERIALIZED (
+  AND true AND o."id" IS NOT NULL AND NOT EXISTS (SELECT FROM "public"."tailpost_owed" w WHERE w.id = o."id" OFFSET 0)), free AS MATERIALIZED (
         SELECT o."id" AS id FROM "public"."outbox_events" o
         WHERE o."id" = ANY (ARRAY(SELECT id FROM there)) AND (published_at IS NULL)::int <> 0
         FOR UPDATE SKIP LOCKED
@@ -131,6 +129,16 @@ WITH there AS MATERIALIZED (
     SELECT DISTINCT id, true,
         CASE WHEN id = ANY (ARRAY(SELECT id FROM free)) THEN 'a trigger leaves the row as it is' END
     FROM there WHERE id <> ALL (ARRAY(SELECT id FROM gone)) ON CONFLICT (id) DO NOTHING;
+
+-- leave dead letters' rows to be removed one by one
+INSERT INTO "public"."tailpost_owed" (id, parked) SELECT DISTINCT id, true FROM (SELECT o."id" AS id FROM "public"."outbox_events" o
+WHERE o."id" = ANY (ARRAY(SELECT d.id FROM "public"."outbox_dead_letter" d)) AND (published_at IS NULL)::int <> 0
+    AND NOT pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - o.xmin::text::numeric
++ 4294967296, 4294967296), 0))::text::xid8), $1::text::pg_snapshot)
+  AND pg_visible_in_snapshot(coalesce(o.txid, (greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - mod(pg_snapshot_xmax(pg_current_snapshot())::text::numeric - o.xmin::text::numeric
++ 4294967296, 4294967296), 0))::text::xid8), $2::text::pg_snapshot)
+  AND true AND o."id" IS NOT NULL AND NOT EXISTS (SELECT FROM "public"."tailpost_owed" w WHERE w.id = o."id" OFFSET 0)) there
+    ON CONFLICT (id) DO NOTHING;
 
 -- what is published to
 WITH own AS (

@@ -55,14 +55,21 @@ fn unmarked(row: &Row) -> Unmarked {
 }
 
 impl Store {
-    /// Parked events that were not visible when they were parked leave the outbox.
+    /// Parked events that were not visible when they were parked leave the outbox. Where a trigger or a
+    /// constraint is against it, each of them is owed that.
     pub(crate) async fn sweep_dead(
         &self,
         start_snapshot: &str,
         watermark: &Watermark,
     ) -> Result<(), Error> {
         let parameters: [&(dyn ToSql + Sync); 2] = [&start_snapshot, &watermark.snapshot];
-        self.perform("remove parked rows", &self.sql.sweep_dead, &parameters).await
+        let doing = "remove parked rows";
+        match self.perform(doing, &self.sql.sweep_dead, &parameters).await {
+            Err(error) if error.may_be_about_a_row() => {
+                self.perform(doing, &self.sql.owe_dead, &parameters).await
+            }
+            swept => swept,
+        }
     }
 
     /// As [`unmarked`](Marks::unmarked), but all of them, read as they are taken. The connection is

@@ -60,7 +60,7 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
     job(async move {
         let (mut parked, mut left, mut held_up) = (Vec::new(), VecDeque::from(batch), None);
         while held_up.is_none() && !left.is_empty() {
-            let count = if parked.is_empty() { 1 } else { PARKED_ON_THE_WAY.min(left.len()) };
+            let count = if parked.is_empty() { 1 } else { parked_at_once(&left) };
             let some: Vec<_> = left.drain(..count).collect();
             // Prepared first: then the connection carries them in the order in which they are polled.
             let done = match store.prepare_park().await {
@@ -91,6 +91,14 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
         let why = format!("cannot park an event, `tailpost doctor` says who has a lock: {held_up}");
         Ok(Done::HeldUp(left.into(), why))
     })
+}
+
+/// How many of them are on their way together: not beside the one that it waits for, which may take
+/// longer. Where that is no dead letter, what waits for it is released.
+fn parked_at_once(left: &VecDeque<(u64, Dead)>) -> usize {
+    let some = || left.iter().take(PARKED_ON_THE_WAY).map(|(_, dead)| dead);
+    let waits = |it: &Dead| some().any(|head| Some(head.event.id) == it.blocked_by);
+    some().position(waits).unwrap_or(some().count()).max(1)
 }
 
 /// A failed mark does not end the session: a lock on the table delays marks, and not events. A broken
