@@ -31,7 +31,7 @@ async fn is_refused(env: &TestEnv, names: &str) -> String {
     statement(&log)
 }
 
-async fn ends(relay: &Relay, names: &str) -> String {
+pub(crate) async fn ends(relay: &Relay, names: &str) -> String {
     assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
     assert!(relay.log().contains(names), "{}", relay.log());
     statement(&relay.log())
@@ -190,6 +190,31 @@ async fn a_rule_is_refused_by_name_where_rows_are_polled() {
     env.ends_with(4, &["relay", "--once"]).await;
     env.execute(&mends).await;
     env.ends_with(0, &["relay", "--once"]).await;
+    assert_stored(&env, expected).await;
+}
+
+// proves: G-MARK-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_without_an_identity_is_refused_by_name_where_rows_are_polled() {
+    let mut env = env(15).await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await;
+    env.execute("CREATE PUBLICATION theirs FOR ALL TABLES").await;
+    let relay = env.relay();
+    let mut expected = env.insert(5).await;
+    env.wait_marked().await;
+    env.execute("ALTER TABLE outbox_events REPLICA IDENTITY NOTHING").await;
+    relay.announce("");
+    expected.extend(env.insert(5).await);
+    let names = "public.outbox_events, which has no replica identity while publication";
+    let mends = ends(&relay, names).await;
+    assert_eq!(is_refused(&env, names).await, mends);
+    let (told, _) = env.ends_with(0, &["status"]).await;
+    assert!(told.contains(&mends), "{told}");
+    env.ends_with(4, &["relay", "--once"]).await;
+    env.execute(&mends).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    assert_eq!(env.unmarked().await, 0);
     assert_stored(&env, expected).await;
 }
 

@@ -1,6 +1,6 @@
 //! What the outbox must not be or have, whoever reads its rows.
 
-use outbox::Table;
+use outbox::{Column, Table};
 use tokio_postgres::types::ToSql;
 
 use super::Connection;
@@ -9,7 +9,9 @@ use crate::error::Error;
 
 /// What of the outbox $1, called $3 in the schema $2, keeps its rows from being published or marked,
 /// whoever brings them; and the statement that mends it. PostgreSQL refuses statements that change rows
-/// in WITH, as those of marks and dead letters, where a rule does something besides. It runs every second.
+/// in WITH, as those of marks and dead letters, where a rule does something besides; and updates of a table
+/// that another publication brings where nothing says which row each was, by its id $4 for example. It runs
+/// every second, so each relation is looked up by its number: a database may have many.
 const HARM: &str = "
     SELECT format('it is %s: postgres.table has to name a table', kind), (
         SELECT min(concat_ws('; ', format('DROP VIEW %s', $1::text),
@@ -41,7 +43,27 @@ const HARM: &str = "
             AND attname = 'published_at' AND attgenerated = '' AND atthasdef OFFSET 0) AS marked
         CROSS JOIN LATERAL (SELECT pg_get_expr(adbin, adrelid) AS value FROM pg_attrdef
             WHERE adrelid = relid AND adnum = attnum OFFSET 0) AS preset
-    WHERE value NOT LIKE 'NULL%' LIMIT 1";
+    WHERE value NOT LIKE 'NULL%'
+    UNION ALL
+    SELECT format('PostgreSQL refuses to mark rows of %s, which has no replica identity while publication '
+            '\"%s\" publishes updates or deletes', its.name, theirs.pubname),
+        CASE WHEN EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
+            THEN format('ALTER TABLE %s REPLICA IDENTITY DEFAULT', its.name)
+            ELSE format('ALTER TABLE %s ADD PRIMARY KEY (%s)', its.name, $4::text) END
+    FROM pg_class c
+        CROSS JOIN LATERAL (SELECT format('%I.%I', nspname, c.relname) AS name
+            FROM pg_namespace n WHERE n.oid = c.relnamespace) AS its
+        CROSS JOIN LATERAL (
+            SELECT pubname FROM pg_publication p JOIN pg_publication_tables t USING (pubname)
+            WHERE (p.pubupdate OR p.pubdelete) AND (format('%I.%I', schemaname, tablename) = its.name
+                OR schemaname = $2::text AND tablename = $3::text)
+            ORDER BY 1 LIMIT 1) AS theirs
+    WHERE c.oid IN (SELECT to_regclass($1)::oid UNION ALL
+                    SELECT relid::oid FROM pg_partition_tree(to_regclass($1)))
+        AND relkind = 'r' AND relreplident <> 'f' AND NOT EXISTS (
+            SELECT FROM pg_index WHERE indrelid = c.oid AND indisvalid AND indimmediate
+                AND (relreplident = 'd' AND indisprimary OR relreplident = 'i' AND indisreplident))
+    LIMIT 1";
 
 /// What harms first, with the statement that mends it where there is one.
 ///
@@ -50,7 +72,8 @@ const HARM: &str = "
 /// If the server refuses the question or does not answer.
 pub async fn find(connection: &Connection, table: &Table) -> Result<Option<Misfit>, Error> {
     let (doing, outbox) = ("look at what the outbox is", table.quoted());
-    let parameters: [&(dyn ToSql + Sync); 3] = [&outbox, &table.schema(), &table.name()];
+    let id = table.column(Column::Id);
+    let parameters: [&(dyn ToSql + Sync); 4] = [&outbox, &table.schema(), &table.name(), &id];
     let row = connection.query_opt(doing, HARM, &parameters).await?;
     Ok(row.map(|row| Misfit { problem: row.get(0), statement: row.get(1) }))
 }

@@ -28,9 +28,8 @@ impl Unfit {
 /// Of the table $1: a child by inheritance, which is published under its own name, if at all; a
 /// partition that is unlogged or foreign; a column of the event, named in $2, that is generated. From
 /// PostgreSQL 18 on a publication may bring stored ones, and $3 does or can be made to: but where $4
-/// `outbox_emit` writes them. And a table whose updates, and so marks, PostgreSQL refuses, because
-/// another publication brings them and nothing says which row each was. It runs every second, so each
-/// relation is looked up by its number: a database may have many.
+/// `outbox_emit` writes them. It runs every second, so each relation is looked up by its number: a database
+/// may have many.
 const FIND: &str = "
     WITH relation AS NOT MATERIALIZED (
         SELECT c.oid, relkind = 'f' AS is_foreign, relpersistence = 'u' AS is_unlogged,
@@ -57,21 +56,6 @@ const FIND: &str = "
     FROM pg_attribute, brings
     WHERE attrelid = to_regclass($1) AND attname::text = ANY ($2) AND NOT attisdropped
         AND attgenerated <> '' AND NOT (attgenerated = 's' AND can_stored AND has_stored)
-    UNION ALL
-    SELECT CASE WHEN EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)
-                THEN 'identity' ELSE 'keyless' END, its.name, theirs.pubname::text
-    FROM pg_class c
-        CROSS JOIN LATERAL (SELECT * FROM relation WHERE oid = c.oid OFFSET 0) AS its
-        CROSS JOIN LATERAL (
-            SELECT pubname FROM pg_publication p JOIN pg_publication_tables t USING (pubname)
-            WHERE (p.pubupdate OR p.pubdelete) AND format('%I.%I', schemaname, tablename)
-                IN (its.name, (SELECT name FROM relation WHERE oid = to_regclass($1)))
-            ORDER BY 1 LIMIT 1) AS theirs
-    WHERE c.oid IN (SELECT to_regclass($1)::oid UNION ALL
-                    SELECT relid::oid FROM pg_partition_tree(to_regclass($1)))
-        AND relkind = 'r' AND relreplident <> 'f' AND NOT EXISTS (
-            SELECT FROM pg_index WHERE indrelid = c.oid AND indisvalid AND indimmediate
-                AND (relreplident = 'd' AND indisprimary OR relreplident = 'i' AND indisreplident))
     ORDER BY 1, 2 LIMIT 1";
 
 /// What is found first. A publication that does not exist is taken for one that can be made.
@@ -100,16 +84,6 @@ pub async fn find(
             (rows("a foreign table"), format!("ALTER TABLE {further} DETACH PARTITION {name}"))
         }
         "unlogged" => (rows("which is unlogged"), format!("ALTER TABLE {name} SET LOGGED")),
-        "identity" | "keyless" => (
-            format!(
-                "PostgreSQL refuses to mark rows of {name}, which has no replica identity while \
-                 publication \"{further}\" publishes updates or deletes"
-            ),
-            match what {
-                "identity" => format!("ALTER TABLE {name} REPLICA IDENTITY DEFAULT"),
-                _ => format!("ALTER TABLE {name} ADD PRIMARY KEY ({})", table.column(Column::Id)),
-            },
-        ),
         "publishable" => (
             column,
             format!("ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"),
