@@ -128,6 +128,47 @@ async fn a_stream_that_lost_its_end_while_no_relay_ran_gets_it_again() {
     comes_back("fenced", false).await;
 }
 
+/// A trigger or a constraint lets no published row be published again: nothing goes on, out of order,
+/// until the statement is run that is named.
+async fn what_keeps_marks_is_named(mode: &str) {
+    for keeps in [
+        "CREATE FUNCTION frozen() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE 'it is published'; END $$;
+         CREATE TRIGGER frozen BEFORE UPDATE ON outbox_events FOR EACH ROW
+             WHEN (NEW.published_at IS NULL) EXECUTE FUNCTION frozen()",
+        "ALTER TABLE outbox_events ADD CONSTRAINT \"Frozen\"
+             CHECK (published_at IS NOT NULL OR occurred_at > '2026-01-01') NOT VALID",
+    ] {
+        let (mut env, relay, copy) = published_beyond_a_copy(mode, 20).await;
+        if keeps.contains("CHECK") {
+            env.execute("UPDATE outbox_events SET occurred_at = '2025-01-01'").await;
+        }
+        env.execute(keeps).await;
+        copy.put_back(&mut env).await;
+        let mends =
+            crate::not_logged::ends(&relay, "rows of messages that the stream has lost").await;
+        env.execute(&mends).await;
+        let relay = env.relay();
+        relay.announce("the stream has lost acknowledged messages");
+        is_noticed(&env, 20).await;
+        env.insert_each(30).await;
+        assert_whole(&env).await;
+        assert_eq!(env.stored().await.len(), 100);
+    }
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_that_keeps_lost_rows_marked_stops_the_relay_and_is_named() {
+    what_keeps_marks_is_named("fenced").await;
+}
+
+// proves: G-LOSS-6
+#[tokio::test(flavor = "multi_thread")]
+async fn in_poll_mode_a_trigger_that_keeps_lost_rows_marked_stops_the_relay_and_is_named() {
+    what_keeps_marks_is_named("poll").await;
+}
+
 // proves: G-LOSS-6
 #[tokio::test(flavor = "multi_thread")]
 async fn in_keyed_mode_a_stream_without_its_end_gets_it_again() {

@@ -291,11 +291,17 @@ impl Error {
         let refusal = source.as_db_error()?;
         let context = refusal.where_().unwrap_or_default();
         let of_author = self.is_about_a_row() || is_of_function(context);
-        let constraint = refusal.constraint().map(|it| format!("constraint {it}"));
+        let constraint = self.constraint().map(|it| format!("constraint {it}"));
         let by = constraint.or_else(|| function(context));
         let by = by.or_else(|| of_author.then(|| "PostgreSQL".to_owned()))?;
         let code = refusal.code().code();
         Some(format!("{by} refuses a row (SQLSTATE {code}; the server's log says more)"))
+    }
+
+    /// The constraint that refused a row.
+    pub(crate) fn constraint(&self) -> Option<&str> {
+        let Self::Sql { source, .. } = self else { return None };
+        source.as_db_error()?.constraint()
     }
 
     /// The SQLSTATE of the server's answer, if it gave one.

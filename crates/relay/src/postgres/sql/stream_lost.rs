@@ -26,6 +26,8 @@ pub(super) fn note_stream_end(table: &Table) -> String {
     )
 }
 
+const TAKING_BACK: &str = "take back the marks of lost messages";
+
 /// As [`Displaced`], in the statements below.
 const DISPLACED: &str = "SELECT * FROM unnest($5::uuid[], $6::bigint[])";
 
@@ -51,6 +53,16 @@ impl Displaced {
 
 /// The loss was written down before, and rows were left that are taken back now.
 const ANSWERED: &str = "last_seq = $2 AND event_seq IS NOT DISTINCT FROM $11";
+
+/// What ends that the outbox $1 keeps its marks: the constraint $2 of it, or triggers of its rows.
+const KEEPS_MARKS: &str = "
+    SELECT CASE WHEN $2::text IS NULL THEN string_agg(
+            format('ALTER TABLE %I.%I DISABLE TRIGGER %I', nspname, relname, tgname), '; ')
+        ELSE format('ALTER TABLE %s DROP CONSTRAINT %I', $1::text, $2::text) END
+    FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid JOIN pg_namespace n ON n.oid = relnamespace
+    WHERE NOT tgisinternal AND tgenabled IN ('O', 'A') AND tgtype & 16 = 16 AND tgparentid = 0
+        AND (tgrelid = to_regclass($1) OR tgtype & 1 = 1 AND tgrelid IN (
+            SELECT relid FROM pg_partition_tree(to_regclass($1))))";
 
 /// What nobody has answered for of an earlier loss stays among what is lost.
 fn lost_now(messages: &str) -> String {
@@ -286,8 +298,8 @@ impl Store {
             &agrees_seq,
             &agrees_id,
         ];
-        let doing = "take back the marks of lost messages";
-        let row = self.query_one(doing, &self.taking_back(), &parameters).await?;
+        let taken = self.query_one(TAKING_BACK, &self.taking_back(), &parameters).await;
+        let row = self.unless_kept(taken).await?;
         let count = |at| row.get::<_, i64>(at).cast_unsigned();
         Ok((count(0), count(1)))
     }
@@ -331,11 +343,34 @@ impl Store {
         let Displaced { ids, seqs, agrees } = displaced;
         let (agrees_seq, agrees_id) = columns_of(*agrees);
         let messages = lost.messages(displaced.len()).cast_signed();
-        let doing = "take back the marks of lost messages";
         let since = lost.marked_since();
         let parameters: [&(dyn ToSql + Sync); 9] =
             [&stream, &end, &until, &since, ids, seqs, &messages, &agrees_seq, &agrees_id];
-        let row = self.query_opt(doing, &sql, &parameters).await?;
+        let row = self.unless_kept(self.query_opt(TAKING_BACK, &sql, &parameters).await).await?;
         Ok(row.map(|row| row.get::<_, i64>(0).cast_unsigned()))
+    }
+
+    /// A row that keeps its mark, by a trigger or a constraint, would be published after newer events of
+    /// its aggregate, or never: what comes next in the stream gets the sequence that it names. So nothing
+    /// is published until it can be taken back.
+    async fn unless_kept<T>(&self, taken: Result<T, Error>) -> Result<T, Error> {
+        let error = match taken {
+            Err(error) if error.may_be_about_a_row() => error,
+            taken => return taken,
+        };
+        let parameters: [&(dyn ToSql + Sync); 2] = [&self.table.quoted(), &error.constraint()];
+        let row = self.query_one(TAKING_BACK, KEEPS_MARKS, &parameters).await?;
+        let (Some(refusal), Some(statement)) = (error.refusal(), row.get::<_, Option<String>>(0))
+        else {
+            return Err(error);
+        };
+        Err(Error::Unusable {
+            problem: format!(
+                "rows of messages that the stream has lost cannot be published again: {refusal}"
+            ),
+            fix: format!(
+                "run `{statement}`, start again, and undo it once `tailpost status` says how many are"
+            ),
+        })
     }
 }
