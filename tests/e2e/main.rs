@@ -72,6 +72,7 @@ mod shards;
 mod silence;
 mod slot_life;
 mod slot_waits;
+mod stale_answers;
 mod standby;
 mod stop;
 mod storm;

@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 14015),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18480),
+    ("relay", 18495),
     ("servers", 2429),
     ("tailpost", 12816),
 ];

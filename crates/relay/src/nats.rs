@@ -8,6 +8,7 @@ mod limits;
 mod permission_violations;
 mod pub_ack;
 mod publisher;
+mod reading_pace;
 mod reply_subject;
 pub mod stream_check;
 mod stream_tail;

@@ -12,6 +12,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use outbox::wire::{StoredMessage, header, replayed_id};
 use pgoutput::Lsn;
 use serde::Deserialize;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tracing::info;
 use uuid::Uuid;
@@ -19,21 +20,19 @@ use uuid::Uuid;
 use super::direct_get;
 use super::leave_server;
 use super::limits::Limits;
+use super::reading_pace::{Pace, READS_IN_FLIGHT};
 use super::suspects::{self, Judge, Suspect};
 use crate::engine::{LastEvent, Stored, Tail, TailMessage};
 use crate::error::Error;
-
-/// Requests for single messages under way at a time.
-const READS_IN_FLIGHT: usize = 64;
-
-/// Bytes of answers under way at a time, if the next messages are as large as the last ones. Each
-/// answer has the whole message.
-const BYTES_IN_FLIGHT: u64 = 4 << 20;
 
 /// Requests for messages that are kept whole under way at a time.
 pub(crate) const WHOLE_AT_ONCE: usize = 16;
 /// Messages read at a time on the way back.
 const CHUNK: usize = 512;
+
+/// Sequences of messages that were removed from within are asked for if they are no more than this: all
+/// come in one answer. Beyond, only their number is known.
+const DELETED_MAX: u64 = 100_000;
 
 /// The furthest way back of a session: more than any relay leaves unconfirmed, little enough to
 /// hold.
@@ -110,8 +109,12 @@ impl TailReader {
     /// Without a leader a replica answers for itself, and may lack what others have stored: that is
     /// an error here.
     pub async fn info(&self) -> Result<Info, Error> {
+        self.info_with(&Value::Null).await
+    }
+
+    async fn info_with(&self, details: &Value) -> Result<Info, Error> {
         let doing = "read the stream's state";
-        let answer = self.jetstream.request(format!("STREAM.INFO.{}", self.name), &());
+        let answer = self.jetstream.request(format!("STREAM.INFO.{}", self.name), details);
         let Answer { info, domain } = match answer.await.map_err(Error::jetstream(doing))? {
             Response::Ok(answer) => answer,
             Response::Err { error } => return Err(Error::jetstream(doing)(error)),
@@ -219,7 +222,10 @@ impl TailReader {
             return Ok(());
         }
         // Now: some may have been removed while they were asked for.
-        let state = self.info().await?.state;
+        let mut state = self.info().await?.state;
+        if state.deleted_count.is_some_and(|it| (1..=DELETED_MAX).contains(&it)) {
+            state = self.info_with(&json!({ "deleted_details": true })).await?.state;
+        }
         if missing <= removed_from(first, &state) {
             return Ok(());
         }
@@ -405,27 +411,11 @@ pub(crate) enum LookedUp {
 /// How many messages the stream has removed at most from sequence `first` on.
 fn removed_from(first: u64, state: &State) -> u64 {
     let left = (state.last_sequence + 1).saturating_sub(state.first_sequence);
-    left.saturating_sub(state.messages) + state.first_sequence.saturating_sub(first)
-}
-
-/// How many messages to ask for at a time, by their size.
-struct Pace {
-    at_once: usize,
-}
-
-impl Pace {
-    /// By the average of all messages.
-    fn new(stream: &State) -> Self {
-        let mut pace = Self { at_once: 1 };
-        pace.saw(stream.bytes / stream.messages.max(1));
-        pace
-    }
-
-    /// The largest of the last messages took so many bytes.
-    fn saw(&mut self, bytes: u64) {
-        let fit = usize::try_from(BYTES_IN_FLIGHT / bytes.max(1)).unwrap_or(READS_IN_FLIGHT);
-        self.at_once = fit.clamp(1, READS_IN_FLIGHT);
-    }
+    let within = match &state.deleted {
+        Some(deleted) => deleted.iter().filter(|seq| **seq >= first).count() as u64,
+        None => left.saturating_sub(state.messages),
+    };
+    within + state.first_sequence.saturating_sub(first)
 }
 
 /// What is kept of a message, and how large the answer with it was.
@@ -496,5 +486,15 @@ mod tests {
         assert_eq!(removed(5, [1, 10, 7]), 3, "from within");
         assert_eq!(removed(5, [8, 10, 3]), 3, "from its start, while it was read");
         assert_eq!(removed(5, [11, 10, 0]), 6, "all");
+    }
+
+    #[test]
+    fn what_was_removed_before_it_does_not_count() {
+        let state = serde_json::json!({
+            "messages": 7, "bytes": 0, "first_seq": 1, "first_ts": "1970-01-01T00:00:00Z",
+            "last_seq": 10, "last_ts": "1970-01-01T00:00:00Z", "consumer_count": 0,
+            "num_deleted": 3, "deleted": [2, 3, 6],
+        });
+        assert_eq!(removed_from(5, &serde_json::from_value(state).unwrap()), 1);
     }
 }
