@@ -136,9 +136,11 @@ impl Unhandled<'_> {
 
     /// Behind the last message of the range that is recorded with its sequence; where the consumer
     /// began if there is none.
-    pub(crate) async fn behind_recorded(&self, range: (u64, u64)) -> Result<u64, Error> {
+    pub(crate) async fn behind_recorded(&self, (first, last): (u64, u64)) -> Result<u64, Error> {
+        // A stream that lost everything says that its first message is number 0.
+        let range = (first.max(1), last);
         let sql = handled_up_to::last_in_place(&self.schema());
-        let mut halving = Halving::new(range.0.max(1)..=range.1, LOOKED_UP_AT_ONCE);
+        let mut halving = Halving::new(range.0..=range.1, LOOKED_UP_AT_ONCE);
         while let Some(window) = halving.next() {
             halving.found(window, self.ask(&sql, window).await?);
         }

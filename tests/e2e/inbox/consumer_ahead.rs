@@ -17,17 +17,18 @@ async fn begun(version: &str) -> (Inbox, Worker) {
     (inbox, worker)
 }
 
-/// Of 250 events that were handled the stream has the first 50 when it comes back, and new ones.
-async fn comes_back(is_running: bool, new: i64) {
+/// Of the events that were handled the stream has the first `kept` when it comes back, and new ones.
+async fn comes_back(is_running: bool, (kept, new): (i64, i64)) {
     let (mut inbox, mut worker) = begun("2.11").await;
-    inbox.publish_many(0, 50, &json!({})).await;
+    inbox.publish_many(0, kept, &json!({})).await;
     inbox.wait_acked().await;
     let copy = StoreCopy::take(&mut inbox.env).await;
-    inbox.publish_many(50, 200, &json!({})).await;
+    inbox.publish_many(kept, 200, &json!({})).await;
     inbox.wait_acked().await;
+    let before = kept + 200;
     if !is_running {
         // Otherwise the records behind it tell.
-        inbox.wait_count("inbox_roles WHERE handled_to = 250", 1).await;
+        inbox.wait_count(&format!("inbox_roles WHERE handled_to = {before}"), 1).await;
     }
     worker.pause();
     copy.put_stream_back(&mut inbox.env).await;
@@ -38,11 +39,12 @@ async fn comes_back(is_running: bool, new: i64) {
     }
     worker.announce("the consumer goes back");
     worker.resume();
-    inbox.wait_count("effects", 250 + new).await;
+    inbox.wait_count("effects", before + new).await;
     inbox.wait_acked().await;
-    inbox.assert_exact(250 + new).await;
-    let rewinds = "inbox_rewinds WHERE outcome = 'rewound' AND from_seq = 51";
-    assert_eq!(inbox.count(rewinds).await, 1);
+    inbox.assert_exact(before + new).await;
+    let from = kept + 1;
+    let rewinds = format!("inbox_rewinds WHERE outcome = 'rewound' AND from_seq = {from}");
+    assert_eq!(inbox.count(&rewinds).await, 1);
     let (status, _) = inbox.env.ends_with(0, &["status"]).await;
     assert!(status.contains("stream OUTBOX came back without its last messages"), "{status}");
     worker.stop().await;
@@ -51,27 +53,48 @@ async fn comes_back(is_running: bool, new: i64) {
 // proves: G-REWIND-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_starts_ahead_of_its_stream_goes_back_to_what_is_handled() {
-    comes_back(false, 100).await;
+    comes_back(false, (50, 100)).await;
 }
 
 // proves: G-REWIND-5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_is_ahead_of_its_stream_while_it_runs_goes_back() {
-    comes_back(true, 100).await;
+    comes_back(true, (50, 100)).await;
 }
 
 // proves: G-REWIND-5
 /// When the worker looks the stream ends behind what was delivered, and it is another end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_has_grown_again_is_noticed_by_another_message() {
-    comes_back(true, 300).await;
+    comes_back(true, (50, 300)).await;
 }
 
 // proves: G-REWIND-5
 /// Nothing is behind what was delivered that is not the stream's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_has_grown_again_while_no_worker_ran_is_noticed_by_another_message() {
-    comes_back(false, 300).await;
+    comes_back(false, (50, 300)).await;
+}
+
+/// As when a server lost what it had not flushed.
+// proves: G-REWIND-5
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_of_a_stream_that_comes_back_empty_handles_what_is_new() {
+    let (mut inbox, worker) = begun("2.15").await;
+    let copy = StoreCopy::take(&mut inbox.env).await;
+    inbox.publish_many(0, 20, &json!({})).await;
+    inbox.wait_acked().await;
+    worker.announce("the consumer goes back");
+    copy.put_back(&mut inbox.env).await;
+    until(DEADLINE, "it goes back", async || {
+        inbox.count("inbox_rewinds WHERE outcome = 'rewound' AND from_seq = 1").await > 0
+    })
+    .await;
+    inbox.publish_many(1_000, 20, &json!({})).await;
+    inbox.wait_count("effects", 40).await;
+    inbox.wait_acked().await;
+    inbox.assert_exact(40).await;
+    worker.stop().await;
 }
 
 /// 20 events are held when others get their sequences.

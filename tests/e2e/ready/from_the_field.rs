@@ -3,7 +3,7 @@
 //! What ends the relay is in `what_ends`. What is refused by set-up or at the start, and what cannot
 //! happen any more, has nothing to tell here.
 
-use async_nats::jetstream::stream::DiscardPolicy;
+use async_nats::jetstream::stream::{DiscardPolicy, SubjectTransform};
 use futures_util::FutureExt;
 use lab::{Forged, Stranger};
 
@@ -83,6 +83,18 @@ pub(super) const FAULTS: &[Fault] = &[
         .stays_ready()
     )
     .with_mapping(),
+    // The same by the stream itself, under an inbox that is for some subjects.
+    fault!(
+        transformed_by_the_stream,
+        inbox(
+            "events pass it by",
+            "events pass it by",
+            Some(("inbox-subjects", "name subjects of kept.>")),
+            "TailpostConsumerMissedMessages"
+        )
+        .stays_ready()
+    )
+    .with_mapping(),
     // They change nothing, and are counted.
     fault!(
         stranger_answers,
@@ -107,6 +119,12 @@ pub(super) const FAULTS: &[Fault] = &[
             "TailpostRowsLocked"
         )
         .stays_ready()
+    ),
+    // As a migration tool does with what it does not know.
+    fault!(
+        column_dropped,
+        relay("", "stream_seq", Some(("outbox-schema", "stream_seq")), "TailpostRowsLocked")
+            .stays_ready()
     ),
     // Events come from the table meanwhile: nothing that an operator would be woken for.
     fault!(
@@ -260,6 +278,25 @@ async fn mapped_by_the_account(scene: &mut Scene, phase: Phase) {
     }
 }
 
+async fn transformed_by_the_stream(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            edit(scene, |config, _| {
+                let (source, destination) = ("outbox.>".into(), "kept.>".into());
+                config.subject_transform = Some(SubjectTransform { source, destination });
+            })
+            .await;
+            scene.env.execute("SELECT outbox_emit('bill', 'b-1', 'Paid', '{}')").await;
+            scene.env.wait_marked().await;
+        }
+        Phase::Mend => {
+            scene.env.set(SUBJECTS, "kept.order.>,kept.bill.>");
+            scene.stop_inbox().await;
+            scene.start_inbox();
+        }
+    }
+}
+
 /// By a purge while the broker delivers nothing.
 async fn left_unread(scene: &mut Scene, phase: Phase) {
     match phase {
@@ -313,6 +350,16 @@ async fn marks_refused(scene: &mut Scene, phase: Phase) {
             scene.env.insert(5).await;
         }
         Phase::Mend => scene.env.execute("DROP FUNCTION refuse CASCADE").await,
+    }
+}
+
+async fn column_dropped(scene: &mut Scene, phase: Phase) {
+    match phase {
+        Phase::Break => {
+            scene.env.execute("ALTER TABLE outbox_events DROP COLUMN stream_seq CASCADE").await;
+            scene.env.insert(5).await;
+        }
+        Phase::Mend => scene.env.setup().await,
     }
 }
 
