@@ -226,6 +226,11 @@ impl Reporter {
         self.id_taken = Some((id, why));
     }
 
+    /// Why the latest statement that marks rows failed, if it did.
+    pub(crate) fn marks_failing(&mut self, why: Option<String>) {
+        self.status.marks_failing = why;
+    }
+
     /// A message was handed over.
     pub(crate) fn sending(&mut self, send: &Send<'_>) {
         if let Some(spans) = &mut self.spans {

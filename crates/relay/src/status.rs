@@ -124,6 +124,8 @@ pub struct Status {
     /// PostgreSQL sends nothing, because it waits for that.
     #[serde(skip)]
     pub held_back: bool,
+    /// Why the rows of published events stay unmarked: the latest statement that marks them failed.
+    pub marks_failing: Option<String>,
     /// Why the last session ended, or why the present one does not get on.
     pub last_error: Option<String>,
 }

@@ -123,8 +123,12 @@ pub(super) const FAULTS: &[Fault] = &[
     // As a migration tool does with what it does not know.
     fault!(
         column_dropped,
-        relay("", "stream_seq", Some(("outbox-schema", "stream_seq")), "TailpostRowsLocked")
-            .stays_ready()
+        relay(
+            "rows are not marked as published",
+            "could not mark published rows",
+            Some(("outbox-schema", "column stream_seq of ")),
+            "TailpostOutboxOld"
+        )
     ),
     // Events come from the table meanwhile: nothing that an operator would be woken for.
     fault!(

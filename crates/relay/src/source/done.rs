@@ -25,6 +25,8 @@ pub(crate) enum Done {
     HeldUp(Input, String),
     /// The same of an event whose id another writer's message has, with what is to be said of that.
     Taken(Input, Uuid, String),
+    /// What came of a statement that marks rows, and why it failed.
+    Marked(Input, Option<String>),
     /// Nothing comes of it.
     Nothing,
     Compared(HistoryStatus),
@@ -109,6 +111,10 @@ impl Source {
             }
             Done::Taken(input, id, why) => {
                 reporter.id_taken(id, why);
+                input
+            }
+            Done::Marked(input, failed) => {
+                reporter.marks_failing(failed);
                 input
             }
             Done::Nothing => return Ok(None),

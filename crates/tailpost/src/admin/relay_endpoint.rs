@@ -319,10 +319,12 @@ fn unpublished(status: &Status, slot: &SlotSample, details: bool) -> Option<Stri
         return None;
     }
     let (rows, seconds) = (slot.unpublished, unmoved.as_secs());
-    let cause = status.waiting_for.as_ref().map(|it| format!("waiting {it}"));
-    let cause = cause.or_else(|| status.last_error.clone()).filter(|_| details);
-    let cause = cause.map(|it| format!(": {it}")).unwrap_or_default();
-    Some(format!("{rows} rows are not published, and for {seconds} s none was{cause}"))
+    let unmarked = status.marks_failing.clone();
+    let what = if unmarked.is_some() { "marked as published" } else { "published" };
+    let waits = || status.waiting_for.as_ref().map(|it| format!("waiting {it}"));
+    let cause = unmarked.or_else(waits).or_else(|| status.last_error.clone());
+    let cause = cause.filter(|_| details).map(|it| format!(": {it}")).unwrap_or_default();
+    Some(format!("{rows} rows are not {what}, and for {seconds} s none was{cause}"))
 }
 
 /// Whether rows wait cannot be known, and none gets out. One look may fail on a busy machine.

@@ -328,6 +328,7 @@ fn keep(source: &mut Source, done: Done) {
         Done::Input(_)
         | Done::HeldUp(..)
         | Done::Taken(..)
+        | Done::Marked(..)
         | Done::Nothing
         | Done::Compared(_)
         | Done::Asked(_)

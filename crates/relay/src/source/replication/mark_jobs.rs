@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::Replication;
 use super::jobs::{job, long_job, note, tolerate};
 use crate::config::{Config, MarkBy};
+use crate::describe;
 use crate::engine::{
     Age, Found, Marked, MarkingEffect, MarkingInput, Pass, Resolved, SWEEPER_STORED_MAX,
     SWEPT_AT_ONCE, Statement, Swept, Unmarked, Verdict,
@@ -221,7 +222,9 @@ fn mark(store: Arc<Marks>, stream: String, batch: Vec<Resolved>, statement: Stat
                 marked => break marked.map(|(rows, without_row)| Marked { rows, without_row }),
             }
         };
-        Ok(MarkingInput::Marked { statement, marked: tolerate(marked) }.into())
+        let failed = marked.as_ref().err().map(describe);
+        let input = MarkingInput::Marked { statement, marked: tolerate(marked) }.into();
+        Ok(Done::Marked(input, failed))
     })
 }
 

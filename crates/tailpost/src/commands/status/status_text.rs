@@ -104,6 +104,7 @@ impl Lines {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
         }
         self.add_some("  waits", relay["waiting_for"].as_str());
+        self.add_some("  no marks", relay["marks_failing"].as_str());
         if let (Some(count), Some(why)) =
             (relay["strangers_total"].as_u64(), relay["stranger"].as_str())
         {
