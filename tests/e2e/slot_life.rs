@@ -43,6 +43,20 @@ async fn status(env: &TestEnv) -> serde_json::Value {
     serde_json::from_str(&json).expect("JSON")
 }
 
+/// What is on record is of no use for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_of_another_plugin_is_refused_by_the_plugins_name() {
+    let env = env(&[], None).await;
+    env.drop_slot("tailpost").await;
+    env.execute("SELECT pg_create_logical_replication_slot('tailpost', 'test_decoding')").await;
+    let (_, said) = env.ends_with(4, &["relay"]).await;
+    assert!(said.contains("has the output plugin test_decoding"), "{said}");
+    env.drop_slot("tailpost").await;
+    env.setup().await;
+    env.insert(10).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+}
+
 // proves: G-LOSS-3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_whose_log_was_removed_while_no_relay_ran_is_made_anew_and_the_gap_filled() {

@@ -162,7 +162,10 @@ async fn ensure(
                 .into(),
         }),
         SlotFound::NotOurs => Err(Error::Unusable {
-            problem: format!("tailpost_state has no row of replication slot \"{slot}\""),
+            problem: match other_plugin(&mut session, slot).await? {
+                Some(plugin) => format!("replication slot \"{slot}\" has {plugin}"),
+                None => format!("tailpost_state has no row of replication slot \"{slot}\""),
+            },
             fix: format!(
                 "drop it with `SELECT pg_drop_replication_slot('{slot}')` and run `tailpost \
                  setup`, or configure another name as postgres.slot"
@@ -321,6 +324,16 @@ pub(crate) fn scan_reach(config: &Config) -> u64 {
     (SCANS_UNMARKED_MAX * config.scan.batch
         + LOGGED_WHILE_SCAN_UNMARKED_MAX
         + 2 * config.window.events) as u64
+}
+
+/// The plugin that a slot has in place of the one that the relay reads.
+async fn other_plugin(session: &mut Replication, slot: &str) -> Result<Option<String>, Error> {
+    let sql = format!(
+        "SELECT coalesce('the output plugin ' || plugin, 'no output plugin: it is physical') FROM pg_replication_slots
+         WHERE slot_name = '{slot}' AND plugin IS DISTINCT FROM 'pgoutput'"
+    );
+    let rows = session.query(&sql, "look at the replication slot").await?;
+    Ok(rows.first().and_then(|row| row.get(0).and_then(|value| text(value.as_ref()))))
 }
 
 async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotSeen>, Error> {
