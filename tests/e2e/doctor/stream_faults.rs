@@ -110,6 +110,18 @@ const FAULTS: &[Fault] = &[
         &[Edit(|it| it.max_messages = 1)],
         &["nats stream edit OUTBOX --max-msgs=10"],
     ),
+    // Ten times the limit would be less than the stream holds.
+    Fault::new(
+        "stream-room",
+        "warning",
+        &[
+            Sql(&["SELECT outbox_emit('order', 'o-1', 'Placed', '{}')"]),
+            Tailpost(&["relay", "--once"]),
+            Edit(|it| (it.max_bytes, it.discard) = (1, DiscardPolicy::New)),
+        ],
+        &["nats stream edit OUTBOX --max-bytes=*"],
+    )
+    .after(&[Delete("OUTBOX"), Tailpost(&["setup"])]),
     Fault::new(
         "stream-overlap",
         "error",

@@ -178,17 +178,27 @@ fn is_near(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| limit > 0 && used >= limit / 10 * 9)
 }
 
+/// Room for more than there is: the limit may have been lowered below that.
+fn roomy(used: u64, limit: i64) -> i64 {
+    let used = i64::try_from(used).unwrap_or(i64::MAX);
+    limit.saturating_mul(10).max(used.saturating_mul(2))
+}
+
 fn room(seen: &Seen) -> Judged {
     let (stream, name) = (seen.stream()?, &seen.config.stream.name);
     let limits = &stream.config;
     let (mut evidence, mut remedies) = (Vec::new(), Vec::new());
     if is_near(stream.messages, limits.max_messages) {
         evidence.push(format!("{} of max_msgs = {}", stream.messages, limits.max_messages));
-        remedies.extend(edit(name, &format!("--max-msgs={}", 10 * limits.max_messages)));
+        remedies.extend(edit(
+            name,
+            &format!("--max-msgs={}", roomy(stream.messages, limits.max_messages)),
+        ));
     }
     if is_near(stream.bytes, limits.max_bytes) {
         evidence.push(format!("{} of max_bytes = {}", stream.bytes, limits.max_bytes));
-        remedies.extend(edit(name, &format!("--max-bytes={}", 10 * limits.max_bytes)));
+        remedies
+            .extend(edit(name, &format!("--max-bytes={}", roomy(stream.bytes, limits.max_bytes))));
     }
     if remedies.is_empty() {
         return ok(format!("{} messages, {} bytes", stream.messages, stream.bytes));
