@@ -96,6 +96,59 @@ async fn without_logical_decoding_the_live_relay_says_what_to_change() {
     env.setup().await;
 }
 
+/// Somebody restarts the sequence, or restores it: rows that come later get lower numbers.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aggregate_stays_in_order_when_its_sequence_goes_back() {
+    let env = env().await;
+    let emit = async |from: usize| {
+        for n in from..from + 10 {
+            env.execute(&format!("SELECT outbox_emit('order', 'o-1', 'Placed', '{n}')")).await;
+        }
+    };
+    emit(0).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    emit(10).await;
+    env.execute("ALTER SEQUENCE outbox_events_seq_seq RESTART").await;
+    emit(20).await;
+    let doctor = env.spawn(&["doctor", "--json", "--only", "outbox-sequence"]);
+    doctor.announce("");
+    doctor.wait_exit(DEADLINE).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    emit(30).await;
+    env.ends_with(0, &["relay", "--once"]).await;
+    let stored: Vec<String> = env.stored().await.into_iter().map(|it| it.payload).collect();
+    assert_eq!(stored, (0..40).map(|n| n.to_string()).collect::<Vec<_>>());
+    let (told, said) = (doctor.stdout(), doctor.log());
+    assert!(told.contains("SELECT setval(pg_get_serial_sequence("), "{told}{said}");
+    env.ends_with(0, &["doctor", "--only", "outbox-sequence"]).await;
+}
+
+/// It publishes all the same, and says what somebody else has to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_without_the_right_to_the_sequence_names_the_statement() {
+    let mut env = env().await;
+    env.insert(10).await;
+    env.execute("ALTER SEQUENCE outbox_events_seq_seq RESTART").await;
+    for sql in [
+        "CREATE ROLE courier LOGIN",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO courier",
+        "GRANT SELECT ON SEQUENCE outbox_events_seq_seq TO courier",
+    ] {
+        env.execute(sql).await;
+    }
+    let url = env.postgres.url("postgres").replace("postgres@", "courier@");
+    env.set("DATABASE_URL", &url);
+    let (_, said) = env.ends_with(0, &["relay", "--once"]).await;
+    env.wait_marked().await;
+    let statement = "SELECT setval(pg_get_serial_sequence('\"public\".\"outbox_events\"', 'seq'), \
+                     max(seq)) FROM \"public\".\"outbox_events\"";
+    let named = said.lines().find(|it| it.contains("sequence went back"));
+    assert!(named.is_some_and(|it| it.contains(statement)), "{said}");
+    env.execute(statement).await;
+    let last: i64 = env.query("SELECT last_value FROM outbox_events_seq_seq").await;
+    assert_eq!(last, 10);
+}
+
 /// The server goes away with all claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_restart_costs_nothing() {

@@ -10,11 +10,11 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11454),
     ("lab", 6727),
-    ("operate", 14015),
+    ("operate", 14076),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18495),
-    ("servers", 2429),
+    ("relay", 18598),
+    ("servers", 2447),
     ("tailpost", 12816),
 ];
 

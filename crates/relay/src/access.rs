@@ -5,7 +5,7 @@
 pub use crate::engine::{Stored, Unpublished, Watermark, backoff};
 pub use crate::nats::{TailReader, direct_get, stream_check, unless_denied};
 pub use crate::postgres::sql::{
-    Backlog, COUNT_MAX, INSERTED_AT, OutboxIndex, StateRow, claim, mark, sweep,
+    Backlog, COUNT_MAX, INSERTED_AT, OutboxIndex, SequenceBehind, StateRow, claim, mark, sweep,
 };
 pub use crate::postgres::{
     Connection, Replication, Rows, Slot, Store, answered, columns, connection, drained, encoding,

@@ -10,6 +10,7 @@ use crate::checks::Skip;
 use crate::horizon::Holder;
 use async_nats::jetstream::stream::Config as Stream;
 use relay::Config;
+use relay::access::SequenceBehind;
 use relay::access::columns::Misfit;
 use relay::access::schema::Lack;
 use relay::access::stream_check::Finding;
@@ -220,6 +221,8 @@ pub(crate) struct Contents {
     pub(crate) needless_indexes: Vec<String>,
     /// The largest payload among the next rows, in bytes.
     pub(crate) largest_payload: Option<i64>,
+    /// The sequence of rows is behind those that wait.
+    pub(crate) sequence: Option<SequenceBehind>,
     /// How long the partitions last, if there are some by day.
     pub(crate) partitions: Option<Partitions>,
     pub(crate) retention: Option<RetentionReport>,

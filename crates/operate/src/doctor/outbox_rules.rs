@@ -29,6 +29,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("outbox-privileges", "the role may read and write the tables", privileges),
     rule("outbox-policies", "no policy hides rows from the role", policies).before_setup(),
     rule("outbox-indexes", "rows are found without reading the whole table", indexes),
+    rule("outbox-sequence", "rows that come are numbered behind those that wait", sequence),
     rule("outbox-triggers", "marks fire no trigger", triggers).before_setup(),
     rule("outbox-companions", "nothing keeps rows out of its companions", companions),
     rule("outbox-locks", "nobody keeps the relay from its tables", locks),
@@ -112,6 +113,23 @@ fn columns(seen: &Seen) -> Judged {
             )],
         ),
     }
+}
+
+fn sequence(seen: &Seen) -> Judged {
+    let Some(behind) = &seen.contents()?.sequence else {
+        return ok("they are, as far as it can be told");
+    };
+    let evidence = format!(
+        "a row that waits has number {}, and the sequence is at {}",
+        behind.last, behind.given
+    );
+    let remedy = Remedy::sql(behind.statement.clone());
+    if seen.config.mode != Mode::Poll {
+        return warning(evidence, [remedy]);
+    }
+    let caution = "rows that came since stay before those that waited: a relay that is started anew \
+                   numbers these too, if its role may update the sequence";
+    error(evidence, [remedy.with_caution(caution)])
 }
 
 fn logged(seen: &Seen) -> Judged {

@@ -5,7 +5,7 @@ use std::iter;
 use outbox::migrations::MIGRATIONS;
 use outbox::{COMPANIONS, Column, Table};
 use relay::access::{Connection, columns, harm, schema};
-use relay::{Config, Error};
+use relay::{Config, Error, MarkBy};
 use tokio_postgres::types::ToSql;
 
 use super::facts::{Contents, Known, Migrations, OutboxTable, Partitions};
@@ -161,7 +161,20 @@ pub(super) async fn contents(
     let other_shards = refusal(store.check_shards(config).await)?;
     let former = refusal(store.check_former().await)?;
     let needless_indexes = store.needless_indexes(config).await?;
-    Ok(Contents { needless_indexes, largest_payload, partitions, retention, other_shards, former })
+    // Without marks on rows, or with many that wait, it may take too long; then nobody knows.
+    let sequence = match config.mark.by {
+        MarkBy::Row => store.sequence_behind().await.unwrap_or_default(),
+        MarkBy::Delete | MarkBy::Lean => None,
+    };
+    Ok(Contents {
+        needless_indexes,
+        largest_payload,
+        sequence,
+        partitions,
+        retention,
+        other_shards,
+        former,
+    })
 }
 
 /// What is wrong, and what mends it.

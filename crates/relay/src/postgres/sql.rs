@@ -12,6 +12,7 @@ mod owed;
 mod park;
 mod replay_rows;
 mod scan;
+mod sequence;
 mod session_stores;
 mod state;
 mod statements;
@@ -56,6 +57,7 @@ pub(crate) use crate::postgres::rows::ScannedRow;
 use crate::postgres::schema;
 use crate::shards::{Shard, Shards};
 
+pub use self::sequence::SequenceBehind;
 pub use self::state::StateRow;
 pub(crate) use self::state::oldest_running;
 pub(crate) use self::stream_lost::Displaced;

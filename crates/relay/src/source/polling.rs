@@ -57,6 +57,7 @@ pub(super) async fn open(with: OpenWith<'_>) -> Result<Opened, Error> {
     store.check_outbox().await?;
     store.check_marks_are_on_rows().await?;
     store.check_shards(config).await?;
+    store.number_behind_those_that_wait().await?;
     let encoding = Encoding::of(&store).await?;
     let tail = TailReader::new(client, &config.stream.name).await?;
     let tail = tail.judged_by(other_messages::judge(config));
