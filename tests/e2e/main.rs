@@ -84,6 +84,7 @@ mod taken_ids;
 mod takeover;
 mod top;
 mod traces;
+mod unheard;
 mod unlogged;
 mod unread_log;
 mod upgrades;

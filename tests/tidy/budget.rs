@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 14076),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18598),
+    ("relay", 18600),
     ("servers", 2447),
     ("tailpost", 12816),
 ];

@@ -210,8 +210,8 @@ type StreamAndOverlaps =
 
 async fn read_nats(config: &Config) -> (Result<facts::Broker, Failure>, Vec<StreamAndOverlaps>) {
     let configs = config.each_shard();
-    let client = match read_broker::connect(config).await {
-        Ok(client) => client,
+    let (client, link) = match read_broker::connect(config).await {
+        Ok(connected) => connected,
         Err(failure) => {
             let unknown = |_: &Config| (Err(no_nats()), Err(no_nats()), None);
             return (Err(failure), configs.iter().map(unknown).collect());
@@ -223,7 +223,7 @@ async fn read_nats(config: &Config) -> (Result<facts::Broker, Failure>, Vec<Stre
         asked.unwrap_or_else(|_| (Err(late()), Err(late()), None))
     });
     let (broker, streams) =
-        tokio::join!(read_broker::broker(&client), futures_util::future::join_all(streams));
+        tokio::join!(read_broker::broker(&client, &link), futures_util::future::join_all(streams));
     (Ok(broker), streams)
 }
 

@@ -4,7 +4,9 @@ use jiff::{SignedDuration, Timestamp};
 use outbox::{DROPPED, wire};
 use relay::access::opening::SLOT_WAITS_FOR;
 use relay::access::publication::{self, Standing};
-use relay::access::{Backlog, COUNT_MAX, Connection, direct_get, standby_slots, stream_check};
+use relay::access::{
+    Backlog, COUNT_MAX, Connection, direct_get, standby_slots, stream_check, unless_unheard,
+};
 use relay::{Config, Destination, Error, MarkBy, Mode, RewindConfig};
 
 use crate::dead_letters::Filter;
@@ -53,7 +55,7 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
             Err(error) => report.warnings.push(relay::describe(&error)),
         }
     }
-    let nats = config.nats.connect("tailpost status").await;
+    let nats = config.nats.connect_watched("tailpost status").await;
     let nats = nats.map_err(|error| report.lacks(error.into())).ok();
     for (config, unpublished) in shards {
         let mut slot = slot(&config, store).await?;
@@ -63,8 +65,8 @@ async fn look(config: &Config, store: &Store) -> Result<StatusReport, Error> {
             slot.rewind = rewind;
         }
         let mut told = None;
-        if let Some(nats) = &nats {
-            match stream(&config, nats).await {
+        if let Some((nats, link)) = &nats {
+            match unless_unheard(link, stream(&config, nats)).await {
                 Ok(stream) => {
                     let lost = lost(&config, store).await?;
                     warn_of_lost(&config, lost.as_ref(), &mut report.warnings);

@@ -3,7 +3,7 @@
 //! Only the crate `operate` uses this.
 
 pub use crate::engine::{Stored, Unpublished, Watermark, backoff};
-pub use crate::nats::{TailReader, direct_get, stream_check, unless_denied};
+pub use crate::nats::{TailReader, direct_get, stream_check, unless_denied, unless_unheard};
 pub use crate::postgres::sql::{
     Backlog, COUNT_MAX, INSERTED_AT, OutboxIndex, SequenceBehind, StateRow, claim, mark, sweep,
 };

@@ -71,6 +71,12 @@ pub enum Error {
         /// The client's error.
         source: Box<dyn std::error::Error + std::marker::Send + Sync>,
     },
+    /// No answer of the broker arrives, whatever it is asked, before another connection is made.
+    #[error("the NATS user may not subscribe to {subject}, where answers come")]
+    Unheard {
+        /// Where they come.
+        subject: String,
+    },
     /// Fenced mode cannot go on, keyed mode can.
     #[error("fenced mode is left: {reason}")]
     Unfenced {
@@ -175,6 +181,7 @@ impl Error {
             | Self::SlotBusy { .. }
             | Self::PublicationChanged { .. }
             | Self::Unfenced { .. }
+            | Self::Unheard { .. }
             | Self::JetStream { .. } => true,
             Self::NoLogicalDecoding { .. }
             | Self::NotSetUp { .. }
@@ -226,6 +233,9 @@ impl Error {
                 sqlstate_hint(&self.code()?, &servers::describe(self))
             }
             Self::JetStream { source, .. } => jetstream_hint(&**source),
+            Self::Unheard { subject } => Some(format!(
+                "let it subscribe to {subject}: docs/security.md has the permissions of each user"
+            )),
             Self::SlotBusy { .. } => {
                 Some("another relay publishes what there is: see `tailpost status`".into())
             }

@@ -19,7 +19,7 @@ pub(crate) use attributes::Attributes;
 pub(crate) use broker_failover::{has_ended, leave_server};
 #[cfg(test)]
 pub(crate) use limits::Limits;
-pub use permission_violations::unless_denied;
+pub use permission_violations::{unless_denied, unless_unheard};
 #[cfg(fuzzing)]
 pub(crate) use pub_ack::read_any as read_any_answer;
 pub(crate) use publisher::{Answers, History, Publisher};

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::describe;
 use crate::engine::backoff;
 use crate::error::Error;
-use crate::nats::{has_ended, leave_server};
+use crate::nats::{has_ended, leave_server, unless_unheard};
 use crate::postgres::Opening;
 use crate::reporter::{Reporter, Reports};
 use crate::session::Session;
@@ -100,8 +100,9 @@ pub async fn run(
         let backoff =
             if error.is_renewable() { servers::Backoff::RENEWAL } else { backoff::SESSION };
         let pause = backoff.after(failures);
-        // It would never connect again.
-        client = client.filter(|(client, _)| !has_ended(client));
+        // The one would never connect again, the other never hear an answer.
+        let is_deaf = matches!(error, Error::Unheard { .. });
+        client = client.filter(|(client, _)| !is_deaf && !has_ended(client));
         if let (Error::JetStream { .. }, Some((client, _))) = (&error, &client)
             && pause > FAILOVER_AFTER
         {
@@ -173,8 +174,9 @@ async fn session(
                 client.insert((connected, link))
             }
         };
+        let link = &*link;
         let with = OpenWith { config, opening: &opening, client, link, once };
-        Source::open(with, unfenced).await
+        unless_unheard(link, Source::open(with, unfenced)).await
     };
     let mut opened = Box::pin(opened);
     let mut alive = tokio::time::interval(ALIVE_EVERY);

@@ -160,7 +160,7 @@ impl Session {
             self.tail.connection_replaced();
             self.engine.apply(now, BrokerInput::LinkLost);
         }
-        if let Some(denied) = self.publisher.denied() {
+        if let Some(denied) = self.publisher.denied()? {
             self.engine.apply(now, denied);
         }
         for input in self.answered.drain(..) {

@@ -1,5 +1,6 @@
 mod credentials;
 mod login;
+mod unheard;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -19,6 +20,7 @@ use tracing::{debug, info, warn};
 use url::Url;
 
 use self::credentials::{Credentials, choose_credentials};
+use self::unheard::is_about_answers;
 use crate::Backoff;
 use crate::error::{Error, Renewed, renew};
 use crate::tls::install_crypto_provider;
@@ -113,6 +115,8 @@ pub struct NatsLink {
     pub last_error: Option<String>,
     /// How often the server reported an error. Tells the same one again from no change.
     pub errors: u64,
+    /// Where answers come to which the user may not subscribe: nobody hears them on this connection.
+    pub unheard: Option<String>,
     /// Why the server does not let the client in, and what helps, while it is so.
     pub refused: Option<String>,
 }
@@ -219,7 +223,7 @@ impl NatsTarget {
         }
         let (link, mut watcher) = watch::channel(NatsLink::default());
         let (servers, renewed) = (self.to_string(), self.renewed());
-        let elsewhere = elsewhere();
+        let (elsewhere, inbox) = (elsewhere(), self.inbox_prefix.clone());
         let options = login::options(&self.credentials, &self.again)
             .await?
             .name(name)
@@ -237,7 +241,7 @@ impl NatsTarget {
                 std::future::ready(elsewhere(&servers, &info))
             })
             .event_callback(move |event| {
-                observe(&link, &servers, renewed, &event);
+                observe(&link, (&servers, &inbox), renewed, &event);
                 std::future::ready(())
             });
         let client = self
@@ -379,7 +383,12 @@ fn hint(error: &str, renewed: Renewed) -> Option<String> {
     renewed.login.filter(|_| is_refusal).map(renew)
 }
 
-fn observe(link: &watch::Sender<NatsLink>, servers: &str, renewed: Renewed, event: &Event) {
+fn observe(
+    link: &watch::Sender<NatsLink>,
+    (servers, inbox): (&str, &str),
+    renewed: Renewed,
+    event: &Event,
+) {
     match event {
         Event::Connected => {
             info!(servers, "connected to NATS");
@@ -387,6 +396,7 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, renewed: Renewed, even
                 it.connected = true;
                 it.connects += 1;
                 it.last_error = None;
+                it.unheard = None;
                 it.refused = None;
             });
         }
@@ -400,8 +410,12 @@ fn observe(link: &watch::Sender<NatsLink>, servers: &str, renewed: Renewed, even
         }
         Event::ServerError(error) => {
             warn!(servers, %error, "NATS server reported an error");
+            let error = error.to_string();
             link.send_modify(|it| {
-                it.last_error = Some(error.to_string());
+                if is_about_answers(&error, inbox) {
+                    it.unheard = Some(format!("{inbox}.>"));
+                }
+                it.last_error = Some(error);
                 it.errors += 1;
             });
         }

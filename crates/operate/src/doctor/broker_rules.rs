@@ -49,9 +49,13 @@ fn version(seen: &Seen) -> Judged {
 }
 
 fn jetstream(seen: &Seen) -> Judged {
-    let Some(why) = &seen.broker()?.no_jetstream else {
+    let broker = seen.broker()?;
+    let Some(why) = &broker.no_jetstream else {
         return ok("the account has it");
     };
+    if let Some(subject) = &broker.unheard {
+        return Err(Skip::because(deaf(subject)));
+    }
     // Who may not ask the one question may ask the others.
     if seen.shard.stream.is_ok() {
         return ok("JetStream answers");
@@ -110,8 +114,18 @@ impl Subjects {
     }
 }
 
+fn deaf(subject: &str) -> String {
+    format!("the user may not subscribe to {subject}, where answers come")
+}
+
 fn permissions(seen: &Seen) -> Judged {
-    let Some(found) = &seen.broker()?.permissions else {
+    let broker = seen.broker()?;
+    if let Some(subject) = &broker.unheard {
+        let (mut publish, subscribe) = needed(seen);
+        publish.extend(asked_for_plans(seen));
+        return error(deaf(subject), [permit(publish, subscribe)]);
+    }
+    let Some(found) = &broker.permissions else {
         return Err(Skip::because(format!(
             "the server does not say what the user may do: allow it to publish {USER_INFO}, and to \
              hear the answers under {}.>",
@@ -127,20 +141,22 @@ fn permissions(seen: &Seen) -> Judged {
         return ok("everything that a relay needs");
     };
     let evidence = format!("the user may not {lacking}");
-    let quoted = |all: Vec<String>| {
-        let all: Vec<String> = all.iter().map(|it| format!("\"{it}\"")).collect();
-        all.join(", ")
-    };
-    let remedies = vec![Remedy::advice(format!(
-        "permissions: {{ publish: {{ allow: [{}] }}, subscribe: {{ allow: [{}] }} }}",
-        quoted(publish),
-        quoted(subscribe)
-    ))];
+    let remedies = vec![permit(publish, subscribe)];
     if works {
         let evidence = format!("{evidence}: a plan of a replay does not name the consumers");
         return warning(evidence, remedies);
     }
     error(evidence, remedies)
+}
+
+fn permit(publish: Vec<String>, subscribe: Vec<String>) -> Remedy {
+    let [publish, subscribe] = [publish, subscribe].map(|all| {
+        let all: Vec<String> = all.iter().map(|it| format!("\"{it}\"")).collect();
+        all.join(", ")
+    });
+    Remedy::advice(format!(
+        "permissions: {{ publish: {{ allow: [{publish}] }}, subscribe: {{ allow: [{subscribe}] }} }}"
+    ))
 }
 
 fn storage(seen: &Seen) -> Judged {

@@ -329,6 +329,8 @@ pub(crate) struct Broker {
     pub(crate) no_jetstream: Option<String>,
     /// What the user may do, if the server tells.
     pub(crate) permissions: Option<Permissions>,
+    /// Where answers come that the user may not hear, if that is so.
+    pub(crate) unheard: Option<String>,
     /// Bytes that the account may store on disk, and does; no limit if negative.
     pub(crate) storage: Option<(i64, i64)>,
     /// The server's clock less this machine's, in seconds, and how exact that is; unknown without

@@ -9,6 +9,8 @@ use jiff::Timestamp;
 use relay::Config;
 use relay::access::stream_check;
 use serde_json::{Value, json};
+use servers::NatsLink;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::facts::{Broker, Failure, Known, Overlap, Permissions, StreamFacts, Subjects};
@@ -20,12 +22,14 @@ const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// JetStream's code for a stream that is not there.
 const STREAM_NOT_FOUND: u64 = 10_059;
 
-pub(super) async fn connect(config: &Config) -> Result<Client, Failure> {
+pub(super) async fn connect(
+    config: &Config,
+) -> Result<(Client, watch::Receiver<NatsLink>), Failure> {
     let hint = "check that a NATS server runs at that address, and any firewall";
-    let_in(config.nats.connect("tailpost doctor"), (&config.nats, hint)).await
+    let_in(config.nats.connect_watched("tailpost doctor"), (&config.nats, hint)).await
 }
 
-pub(super) async fn broker(client: &Client) -> Broker {
+pub(super) async fn broker(client: &Client, link: &watch::Receiver<NatsLink>) -> Broker {
     let info = client.server_info();
     let account = api("INFO");
     let (account, permissions) =
@@ -40,6 +44,7 @@ pub(super) async fn broker(client: &Client) -> Broker {
         cluster: info.cluster,
         no_jetstream,
         permissions,
+        unheard: link.borrow().unheard.clone(),
         storage: account
             .ok()
             .and_then(|it| Some((it["limits"]["max_storage"].as_i64()?, it["storage"].as_i64()?))),

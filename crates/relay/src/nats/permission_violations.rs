@@ -23,17 +23,26 @@ impl PermissionViolations {
 
     /// The latest violation, if there was one since the last call. Earlier ones are met again: their
     /// messages are sent again.
-    pub(crate) fn next(&mut self) -> Option<BrokerInput> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unheard`] if no answer is heard any more.
+    pub(crate) fn next(&mut self) -> Result<Option<BrokerInput>, Error> {
         if !self.link.has_changed().unwrap_or(false) {
-            return None;
+            return Ok(None);
         }
         let link = self.link.borrow_and_update();
-        if std::mem::replace(&mut self.seen, link.errors) == link.errors {
-            return None;
+        if let Some(subject) = link.unheard.clone() {
+            return Err(Error::Unheard { subject });
         }
-        let subject = subject(link.last_error.as_deref()?)?;
-        let reason = format!("the relay's NATS user may not publish on {subject}");
-        Some(BrokerInput::Denied { subject: subject.to_owned(), reason })
+        if std::mem::replace(&mut self.seen, link.errors) == link.errors {
+            return Ok(None);
+        }
+        let denied = link.last_error.as_deref().and_then(subject);
+        Ok(denied.map(|subject| BrokerInput::Denied {
+            subject: subject.to_owned(),
+            reason: format!("the relay's NATS user may not publish on {subject}"),
+        }))
     }
 }
 
@@ -66,6 +75,29 @@ pub async fn unless_denied<T>(
                 "let it publish {subject}: docs/security.md has the permissions of each user"
             ),
         }),
+    }
+}
+
+/// What comes of requests on the connection that `link` is about.
+///
+/// # Errors
+///
+/// [`Error::Unheard`] as soon as the server lets nobody hear their answers.
+pub async fn unless_unheard<T>(
+    link: &watch::Receiver<NatsLink>,
+    asking: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let mut link = link.clone();
+    let unheard = async {
+        let news = link.wait_for(|it| it.unheard.is_some()).await;
+        match news.ok().and_then(|it| it.unheard.clone()) {
+            Some(subject) => subject,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        asked = asking => asked,
+        subject = unheard => Err(Error::Unheard { subject }),
     }
 }
 

@@ -238,7 +238,11 @@ impl Publisher {
 
     /// A subject that the broker's user turned out not to be allowed to publish on, and the words of
     /// the broker. Each word of it is told once.
-    pub(crate) fn denied(&mut self) -> Option<BrokerInput> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unheard`] if the user may not hear answers.
+    pub(crate) fn denied(&mut self) -> Result<Option<BrokerInput>, Error> {
         self.permission_violations.next()
     }
 

@@ -180,9 +180,11 @@ fn unread(error: &Error) -> ReplayUnread {
     let why = format!("{}{hint}", describe(error));
     match error {
         // The whole relay waits for the broker.
-        Error::Connect(_) | Error::JetStream { .. } | Error::Silent { .. } | Error::Stalled(_) => {
-            ReplayUnread::Waits(why)
-        }
+        Error::Connect(_)
+        | Error::Unheard { .. }
+        | Error::JetStream { .. }
+        | Error::Silent { .. }
+        | Error::Stalled(_) => ReplayUnread::Waits(why),
         Error::Sql { .. } if error.code().is_none_or(|it| others_wait_for(&it)) => {
             ReplayUnread::Waits(why)
         }
