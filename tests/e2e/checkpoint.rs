@@ -1,6 +1,6 @@
 //! What the relay writes down beside the slot, and what it may confirm of that.
 
-use lab::Direction;
+use lab::{Direction, Port};
 use support::{DEADLINE, TestEnv, until};
 
 /// Who finds the slot beyond what is written down takes it for somebody else's, and begins
@@ -75,4 +75,30 @@ async fn a_resync_does_not_forget_how_far_the_stream_had_got() {
     env.wait_marked().await;
     assert_eq!(env.epochs().await, 1);
     assert_eq!(env.stored_count().await, 0, "published twice");
+}
+
+/// A trigger keeps updates out of the relay's own table: no other relay is blamed for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_a_trigger_swallows_is_named() {
+    let mut env = TestEnv::new().await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(5).await;
+    env.wait_marked().await;
+    env.execute(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+         CREATE TRIGGER no BEFORE UPDATE ON tailpost_state FOR EACH ROW EXECUTE FUNCTION no()",
+    )
+    .await;
+    env.insert(5).await;
+    until(DEADLINE, "status names the cause", async || {
+        env.ends_with(0, &["status"]).await.0.contains("tailpost_state keeps no update: a trigger")
+    })
+    .await;
+    assert!(!relay.log().contains("standing by"), "{}", relay.log());
+    env.execute("ALTER TABLE tailpost_state DISABLE TRIGGER no").await;
+    env.wait_marked().await;
+    env.wait_confirmed().await;
 }

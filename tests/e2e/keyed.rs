@@ -2,11 +2,13 @@
 //! keeps its order.
 
 use std::collections::HashMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::Duration;
 
 use async_nats::Client;
 use async_nats::jetstream::stream::{Config as Stream, Placement};
-use lab::NatsOptions;
+use lab::{Nats, NatsOptions};
 use support::{Stored, TestEnv, TestEnvOptions};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
@@ -102,6 +104,31 @@ async fn on_a_broker_without_batches_a_relay_works_in_keyed_mode_by_itself() {
     relay.wait_log(said).await;
     let (told, _) = env.ends_with(0, &["doctor"]).await;
     assert!(told.contains(said), "{told}");
+}
+
+/// It reads no stream that a newer server has written settings of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_an_older_broker_cannot_read_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("let others in");
+    let (link, version) = (folder.path().join("nats-server"), Some("2.11".into()));
+    let older = Nats::start(NatsOptions { version, ..NatsOptions::default() }).await;
+    let older = older.expect("start an older NATS").binary().to_owned();
+    let newer = Nats::start(NatsOptions::default()).await.expect("start NATS").binary().to_owned();
+    symlink(&newer, &link).expect("link it");
+    let nats = NatsOptions { binary: Some(link.clone()), ..NatsOptions::default() };
+    let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
+    env.setup().await;
+    for (binary, code) in [(older, 1), (newer, 0)] {
+        env.nats.stop().await.expect("stop NATS");
+        fs::remove_file(&link).expect("remove the link");
+        symlink(binary, &link).expect("link it");
+        env.nats.start_again().await.expect("start NATS");
+        let (told, _) = env.ends_with(code, &["doctor", "--only", "stream-exists"]).await;
+        let is_named = told.contains("stream is offline: unsupported")
+            && told.contains("nats-server 2.11.11 is older than the one that wrote the stream");
+        assert_eq!(is_named, code == 1, "{told}");
+    }
 }
 
 /// W8: such a broker takes what an event says for its own headers.

@@ -180,8 +180,7 @@ async fn read_rest(connection: &Connection, config: &Config) -> Rest {
     let locks = read_outbox::locks(connection, &config.table).await.map_err(unread);
     let table = read_outbox::table(connection, config).await;
     let contents = match &table {
-        Ok(table) if table.exists => contents(connection, config).await.map_err(unread),
-        Ok(_) => Ok(Contents::default()),
+        Ok(table) => contents(connection, config, table.exists).await.map_err(unread),
         Err(why) => Err(why.clone()),
     };
     let mut shards = Vec::new();
@@ -194,7 +193,11 @@ async fn read_rest(connection: &Connection, config: &Config) -> Rest {
 }
 
 /// On a connection of its own, as the relay opens them.
-async fn contents(connection: &Connection, config: &Config) -> Result<Contents, Error> {
+async fn contents(
+    connection: &Connection,
+    config: &Config,
+    exists: bool,
+) -> Result<Contents, Error> {
     let connected = async {
         let store = Store::brief(config, "tailpost doctor").await?;
         let bounded = "SET statement_timeout = '5s'; SET lock_timeout = '1s'";
@@ -202,7 +205,11 @@ async fn contents(connection: &Connection, config: &Config) -> Result<Contents, 
         Ok(store)
     };
     let store = answered("connect", connected).await?;
-    read_outbox::contents(connection, &store, config).await
+    match exists {
+        true => read_outbox::contents(connection, &store, config).await,
+        // It may be called otherwise by now.
+        false => Ok(Contents { former: read_outbox::former(&store).await?, ..Contents::default() }),
+    }
 }
 
 type StreamAndOverlaps =

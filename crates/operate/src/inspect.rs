@@ -34,6 +34,10 @@ pub async fn inspect(config: &Config) -> Result<StatusReport, Error> {
             let fix = "wait for the end of its transaction, or end it".into();
             Err(Error::Unusable { problem, fix })
         }
+        // The outbox may be called otherwise by now.
+        Err(error @ (Error::NotSetUp { .. } | Error::Sql { .. })) => {
+            store.check_former().await.and(Err(error))
+        }
         looked => looked,
     }
 }

@@ -1,7 +1,9 @@
 //! Messages go before anybody has read them.
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::consumer::pull;
 use async_nats::jetstream::stream::DiscardPolicy;
+use lab::Port;
 use serde_json::Value;
 use support::{DEADLINE, TestEnv, until};
 
@@ -84,6 +86,37 @@ async fn a_consumer_of_a_stream_with_a_limit_per_subject_is_told() {
     edit(&env, |it| it.max_messages_per_subject = -1).await;
     until(DEADLINE, "/readyz is silent", async || !ready().await.contains(told)).await;
     assert!(!status().await.contains(told), "{}", status().await);
+}
+
+/// A roll-up is nobody's limit: what one removed is told as what an operator removed is.
+// proves: G-STREAM-1, G-LOSS-8
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_takes_roll_ups_is_named_and_so_is_what_one_removed() {
+    let mut env = published(8).await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__LISTEN", &admin.addr().to_string());
+    env.removes_messages();
+    edit(&env, |it| it.allow_rollup = true).await;
+    let (said, _) = env.ends_with(0, &["setup"]).await;
+    assert!(said.contains("allow_rollup_hdrs"), "{said}");
+    let found = check(&env, "stream-rollup").await;
+    assert_eq!(found["severity"], "warning", "{found}");
+
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let mut headers = HeaderMap::new();
+    headers.insert("Nats-Rollup", "all");
+    let sent = jetstream.publish_with_headers("outbox.order.rolled", headers, "".into()).await;
+    sent.expect("publish").await.expect("acknowledged");
+    assert_eq!(env.stored_count().await, 1);
+    // What is marked only now is too young to be looked at.
+    env.execute("UPDATE outbox_events SET published_at = published_at + interval '1 minute'").await;
+    let relay = env.relay();
+    let named = "of stream OUTBOX, which has no message there";
+    until(DEADLINE, "a row is named", async || {
+        env.ends_with(0, &["status"]).await.0.contains(named)
+    })
+    .await;
+    assert!(relay.log().contains("allow_rollup_hdrs"), "{}", relay.log());
 }
 
 /// A stream without limits loses nothing by itself.

@@ -59,6 +59,7 @@ fn options_into(config: &mut Config, options: &[&str]) {
         let mut value = || value.or_else(|| options.next().copied()).expect("a value");
         match name {
             "--ack" => config.no_ack = false,
+            "--no-allow-rollup" => config.allow_rollup = false,
             "--allow-batch" => config.allow_batch_publish = true,
             "--subjects" => {
                 let subjects = value().trim_matches('\'').split(',');

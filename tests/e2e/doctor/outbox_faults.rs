@@ -79,6 +79,12 @@ const TABLES: &[Fault] = &[
         &["ALTER TABLE public.tailpost_state DISABLE TRIGGER no"],
     ),
     Fault::new(
+        "outbox-table",
+        "error",
+        &[Sql(&["CREATE SCHEMA elsewhere", "ALTER TABLE outbox_events SET SCHEMA elsewhere"])],
+        &["ALTER TABLE elsewhere.outbox_events SET SCHEMA public"],
+    ),
+    Fault::new(
         "outbox-columns",
         "error",
         &[Sql(&["ALTER TABLE outbox_events ALTER COLUMN seq TYPE int"])],

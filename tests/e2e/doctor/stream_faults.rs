@@ -68,6 +68,12 @@ const FAULTS: &[Fault] = &[
         &["nats stream edit OUTBOX --max-msgs-per-subject=-1"],
     ),
     Fault::new(
+        "stream-rollup",
+        "warning",
+        &[Edit(|it| it.allow_rollup = true)],
+        &["nats stream edit OUTBOX --no-allow-rollup"],
+    ),
+    Fault::new(
         "stream-transform",
         "warning",
         &[Edit(|it| {

@@ -7,7 +7,7 @@ use outbox::quote;
 use relay::Mode;
 use relay::access::columns::Misfit;
 
-use super::facts::{OutboxTable, Publication, Seen, ShardFacts};
+use super::facts::{Contents, OutboxTable, Publication, Seen, ShardFacts};
 use super::locks::judge_locks;
 use super::triggers::judge_before_rows;
 
@@ -52,6 +52,10 @@ fn table(seen: &Seen) -> Judged {
     let found = seen.any_table()?;
     if found.exists {
         return ok(format!("table {table}"));
+    }
+    if let Ok(Contents { former: Some((problem, fix)), .. }) = seen.contents() {
+        let statement = fix.trim_start_matches("run `").trim_end_matches('`');
+        return error(problem.clone(), [Remedy::sql(statement)]);
     }
     let evidence = format!("there is no table {table}");
     if let Some(problem) = found.migrations.as_ref().and_then(|it| it.problem.as_ref()) {
@@ -148,6 +152,7 @@ fn logged(seen: &Seen) -> Judged {
 }
 
 fn former(seen: &Seen) -> Judged {
+    seen.table()?;
     refusal(seen.contents()?.former.as_ref(), || "there is none".into())
 }
 

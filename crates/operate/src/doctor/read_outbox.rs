@@ -159,7 +159,7 @@ pub(super) async fn contents(
     let partitions = partitions(store).await?;
     let retention = store.retention_row().await?;
     let other_shards = refusal(store.check_shards(config).await)?;
-    let former = refusal(store.check_former().await)?;
+    let former = former(store).await?;
     let needless_indexes = store.needless_indexes(config).await?;
     // Without marks on rows, or with many that wait, it may take too long; then nobody knows.
     let sequence = match config.mark.by {
@@ -175,6 +175,11 @@ pub(super) async fn contents(
         other_shards,
         former,
     })
+}
+
+/// What is wrong with a table that was the outbox, and what mends it.
+pub(super) async fn former(store: &Store) -> Result<Option<(String, String)>, Error> {
+    refusal(store.check_former().await)
 }
 
 /// What is wrong, and what mends it.

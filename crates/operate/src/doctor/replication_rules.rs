@@ -288,6 +288,10 @@ fn publication(seen: &Seen) -> Judged {
         Publication::Missing => {
             error(format!("there is no publication {name}"), [Remedy::shell("tailpost setup")])
         }
+        // No statement about a table that is not there works.
+        Publication::Unfit(..) if seen.any_table().is_ok_and(|it| !it.exists) => {
+            Err(Skip::because(format!("there is no table {}", seen.config.table)))
+        }
         Publication::Unfit(reason, statement) => {
             let evidence = format!("publication {name}: {reason}");
             error(evidence, [Remedy::sql(statement)])

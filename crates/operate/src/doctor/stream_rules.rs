@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::checks::{Category, Judged, Remedy, Rule, Severity, error, ok, shell_word, warning};
+use crate::checks::{
+    Category, Judged, Remedy, Rule, Severity, Skip, error, ok, shell_word, warning,
+};
 use async_nats::jetstream::stream::Config as Stream;
 use outbox::wire::subjects_overlap;
 use relay::access::stream_check;
@@ -30,6 +32,7 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("stream-per-subject", "no subject has a limit of its own", |it| {
         finding(it, "per-subject")
     }),
+    rule("stream-rollup", "no message removes others", |it| finding(it, "rollup")),
     rule("stream-interest", "events wait for consumers", |it| finding(it, "interest")),
     rule("stream-transform", "events are where the relay publishes them", |it| {
         finding(it, "transform")
@@ -59,8 +62,17 @@ fn edit(stream: &str, option: &str) -> Vec<Remedy> {
 }
 
 fn exists(seen: &Seen) -> Judged {
-    seen.broker()?;
-    let name = &seen.config.stream.name;
+    let (version, name) = (&seen.broker()?.version, &seen.config.stream.name);
+    let is_offline = |it: &&Skip| it.0.contains("stream is offline");
+    if let Some(Skip(said)) = seen.shard.stream.as_ref().err().filter(is_offline) {
+        let advice = match said.contains("unsupported") {
+            true => format!(
+                "nats-server {version} is older than the one that wrote the stream: upgrade it again"
+            ),
+            false => "start the servers that keep the stream".into(),
+        };
+        return error(said.clone(), [Remedy::advice(advice)]);
+    }
     match seen.shard.stream.as_ref().map_err(Clone::clone)? {
         Some(stream) => ok(format!("stream {name}, {} messages", stream.messages)),
         None => error(format!("there is no stream {name}"), [Remedy::shell("tailpost setup")]),

@@ -283,7 +283,7 @@ pub fn recorded_partitions(stream: &Stream) -> &str {
 }
 
 /// What works, and could be better.
-fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
+fn weaknesses(config: &Config, stream: &Stream) -> [Check; 7] {
     let window = config.stream.duplicate_window;
     let has_limit = stream.max_bytes > 0 || stream.max_messages > 0;
     let transform = stream.subject_transform.as_ref();
@@ -292,6 +292,13 @@ fn weaknesses(config: &Config, stream: &Stream) -> [Check; 6] {
     let is_changed = |it: &String| source.is_empty() || wire::subjects_overlap(source, it);
     [
         per_subject(stream),
+        (
+            "rollup",
+            stream.allow_rollup,
+            "allow_rollup_hdrs: one message of another writer may remove every event, read or not"
+                .into(),
+            edit(config, "--no-allow-rollup"),
+        ),
         (
             "interest",
             stream.retention == RetentionPolicy::Interest,

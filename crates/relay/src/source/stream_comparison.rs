@@ -113,11 +113,11 @@ fn is_removed_by_a_limit(Info { config, state, .. }: &Info, row: &MarkedRow) -> 
     row.seq < state.first_sequence && (is_old || is_full || removes_anywhere(config))
 }
 
-/// Whether the stream removes messages that have older ones before them.
+/// Whether the stream removes messages that have older ones before them. A roll-up is no limit: whoever
+/// publishes one removes what was stored.
 fn removes_anywhere(config: &stream::Config) -> bool {
     config.retention != RetentionPolicy::Limits
         || config.max_messages_per_subject > 0
-        || config.allow_rollup
         || config.allow_message_ttl
 }
 

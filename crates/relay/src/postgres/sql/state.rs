@@ -348,6 +348,7 @@ impl Books {
     /// # Errors
     ///
     /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    /// [`Error::Stalled`] if it does, and nothing is written all the same.
     pub(crate) async fn checkpoint(
         &self,
         reader: &SlotReader,
@@ -385,6 +386,10 @@ impl Books {
         let parameters: [&(dyn ToSql + Sync); 9] =
             [slot, &at, pid, &lsn, &ordinal, &seq, &is_unchanged, &rules, &is_kept];
         match self.0.execute("store the checkpoint", &sql, &parameters).await? {
+            0 if self.slot_reader(slot).await? == Some(*pid) => Err(Error::Stalled(
+                "tailpost_state keeps no update: a trigger or a rule of it, which `tailpost doctor` \
+                 names, or its row is gone",
+            )),
             0 => Err(Error::SlotBusy { slot: slot.clone() }),
             _ => Ok(()),
         }
