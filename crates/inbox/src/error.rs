@@ -38,6 +38,23 @@ pub enum Error {
         /// How long it was waited for.
         within: std::time::Duration,
     },
+    /// A trigger of somebody else's answers NULL: PostgreSQL writes nothing, and no error is given.
+    #[error("a trigger of {table} keeps {what} out")]
+    KeptOut {
+        /// The table.
+        table: &'static str,
+        /// What was to be written.
+        what: &'static str,
+    },
+    /// No commit ends, since synchronous standbys are away.
+    #[error(
+        "commits wait for a synchronous standby (synchronous_standby_names = {standbys}): have it \
+         follow, or take it out of the setting"
+    )]
+    StandbyAway {
+        /// The setting that names them.
+        standbys: String,
+    },
     /// Another worker may have the event by now.
     #[error("the lease was lost")]
     LeaseLost,
@@ -76,6 +93,10 @@ impl Error {
         move |source| Self::Sql { doing, source }
     }
 
+    pub(crate) fn kept_verdict() -> Self {
+        Self::KeptOut { table: "inbox_messages", what: "what became of the event" }
+    }
+
     /// That JetStream refused what was being done.
     pub fn jetstream<E: Into<BoxError>>(doing: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::JetStream { doing, source: source.into() }
@@ -98,9 +119,12 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::JetStream { .. } | Self::LeaseLost | Self::Silent { .. } => {
-                true
-            }
+            Self::Connect(_)
+            | Self::JetStream { .. }
+            | Self::KeptOut { .. }
+            | Self::LeaseLost
+            | Self::Silent { .. }
+            | Self::StandbyAway { .. } => true,
             Self::Sql { source, .. } => {
                 source.code().is_none_or(|code| !PERMANENT.contains(&&code.code()[..2]))
             }
@@ -148,11 +172,15 @@ impl Error {
                  creates those of the configuration",
             ),
             Self::Refused { hint, .. } => Some(hint),
+            Self::KeptOut { .. } => Some(
+                "`tailpost doctor --only inbox-triggers` has the statement that disables the trigger",
+            ),
             Self::Config { .. }
             | Self::Connect(_)
             | Self::JetStream { .. }
             | Self::LeaseLost
-            | Self::Silent { .. } => None,
+            | Self::Silent { .. }
+            | Self::StandbyAway { .. } => None,
         }
     }
 }

@@ -1,11 +1,15 @@
 //! What the jobs of a consumer count, for its status.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::watch;
+use uuid::Uuid;
 
+use crate::Error;
 use crate::record::{Cause, ClaimReply};
 use crate::status::{
     Attempts, Claims, DeadLetterCounts, Handler, LeaseCounts, State, Status, Summary,
@@ -20,6 +24,8 @@ pub(crate) struct Tally {
     lost: AtomicU64,
     markers: AtomicU64,
     attempts: Attempts,
+    /// Events of which something is to be written that a trigger keeps out, and what.
+    pub(crate) kept_out: watch::Sender<BTreeMap<Uuid, String>>,
     /// In seconds since 1970; 0 if it never did.
     went_back_at: AtomicU64,
 }
@@ -57,6 +63,29 @@ impl Tally {
 
     pub(crate) fn lost(&self) {
         add(&self.lost, 1);
+    }
+
+    /// Says whether it is the only event of which something is kept out.
+    pub(crate) fn keep_out(&self, id: Uuid, what: &Error) -> bool {
+        let mut is_first = false;
+        self.kept_out.send_if_modified(|it| {
+            is_first = it.is_empty();
+            it.insert(id, what.to_string()).is_none()
+        });
+        is_first
+    }
+
+    /// What there was to write of it is written, or is not ours to write any more.
+    pub(crate) fn let_in(&self, id: Uuid) {
+        if !self.kept_out.borrow().is_empty() {
+            self.kept_out.send_if_modified(|it| it.remove(&id).is_some());
+        }
+    }
+
+    /// What is kept out, if anything is.
+    pub(crate) fn keeps_out(&self) -> Option<String> {
+        let all = self.kept_out.borrow();
+        all.first_key_value().map(|(_, what)| format!("records are kept out: {what}"))
     }
 
     /// Handlers took so long, those of a group at a time.

@@ -6,6 +6,7 @@
 mod acked_floor;
 mod broker;
 mod controlling;
+mod endings;
 mod lease;
 pub(crate) mod leased;
 mod places;

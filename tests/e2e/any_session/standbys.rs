@@ -1,7 +1,11 @@
-//! Standbys that are to have each commit before a logical slot brings it (PostgreSQL 17 and later).
+//! Standbys that are to have each commit before it ends, or before a logical slot brings it (PostgreSQL
+//! 17 and later).
 
 use lab::{Port, PostgresOptions};
 use support::{DEADLINE, TestEnv, TestEnvOptions, get, until};
+
+use crate::inbox::http::{set_up, wait_processed};
+use crate::inbox::service::{Service, emit};
 
 /// The setting names a slot that is not there. One session waits, and everybody who asks is told.
 // proves: G-SEEN-3
@@ -51,4 +55,39 @@ async fn a_standby_that_is_away_and_holds_events_back_is_named() {
     assert_eq!(env.stored_ids().await, ids);
     until(DEADLINE, "the relay is ready", async || ready().await.contains("HTTP/1.1 200")).await;
     env.ends_with(0, &["doctor"]).await;
+}
+
+/// No commit ends. The inbox says for what they wait, not only that nothing answers.
+// proves: G-SEEN-2
+#[tokio::test(flavor = "multi_thread")]
+async fn a_synchronous_standby_that_is_away_is_named() {
+    let mut env = set_up().await;
+    let admin = Port::reserve().expect("a free port");
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
+    emit(&env, "a", "{}").await;
+    wait_processed(&env, 1).await;
+    env.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").await;
+    env.postgres.reload().await.expect("reload");
+
+    let ready = async || get(admin.addr(), "/readyz").await.unwrap_or_default();
+    until(DEADLINE, "the inbox is not ready", async || {
+        let told = ready().await;
+        told.contains("HTTP/1.1 503") && told.contains("commits wait for a synchronous standby")
+    })
+    .await;
+    let named = inbox.log().lines().filter(|it| it.contains("synchronous standby")).count();
+    assert_eq!(named, 1, "{}", inbox.log());
+    let (found, _) = env.ends_with(1, &["doctor", "--only", "replication-commits"]).await;
+    assert!(found.contains("synchronous_standby_names = nobody"), "{found}");
+    let remedy = found.lines().find_map(|it| it.trim().strip_prefix("-> psql> "));
+    env.execute(remedy.expect("a remedy")).await;
+    env.postgres.reload().await.expect("reload");
+
+    emit(&env, "a", "{}").await;
+    wait_processed(&env, 2).await;
+    until(DEADLINE, "the inbox is ready", async || ready().await.contains("HTTP/1.1 200")).await;
+    env.ends_with(0, &["doctor", "--only", "replication-commits"]).await;
 }

@@ -20,6 +20,7 @@ mod faults;
 pub(crate) mod http;
 mod inbox_dead_letters;
 mod inbox_shards;
+mod kept_out;
 mod killed;
 mod left;
 mod letters_kept;

@@ -24,6 +24,13 @@ const SAID_MAX: usize = 16;
 /// want one.
 const OPENED_AT_ONCE: usize = 8;
 
+/// Nothing if no commit of ours waits for longer than standbys take.
+const WAITS_FOR_STANDBY: &str = "SELECT current_setting('synchronous_standby_names')
+    WHERE EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'
+        AND datname = current_database() AND usename = current_user
+        AND application_name = current_setting('application_name')
+        AND query_start < clock_timestamp() - interval '2 s')";
+
 /// What each partition of a consumer does that is done for so many at a time.
 pub(crate) struct Turns {
     /// Looks for something that is wanted of it, or to be done.
@@ -149,7 +156,11 @@ impl Pool {
         let opening = async {
             let connection = (self.connect)().await.map_err(Error::Connect)?;
             let store = Store::new(connection, self.scope.clone()).await;
-            store.map_err(Error::sql("prepare the statements of the inbox"))
+            let store = store.map_err(Error::sql("prepare the statements of the inbox"))?;
+            match self.waits_for_standby(&store).await? {
+                Some(standbys) => Err(Error::StandbyAway { standbys }),
+                None => Ok(store),
+            }
         };
         let opened = timeout(CONNECT_DEADLINE, opening).await;
         let doing = "open a connection";
@@ -163,6 +174,17 @@ impl Pool {
             }
         }
         opened
+    }
+
+    /// The standbys that commits of ours wait for, where the database is in trouble: it takes
+    /// connections, and no commit ends.
+    async fn waits_for_standby(&self, store: &Store) -> Result<Option<String>, Error> {
+        if self.trouble.borrow().is_none() {
+            return Ok(None);
+        }
+        let waits = store.client().query_opt(WAITS_FOR_STANDBY, &[]).await;
+        let waits = waits.map_err(Error::sql("look what commits wait for"))?;
+        Ok(waits.map(|row| row.get(0)))
     }
 
     fn note_lack(&self, error: &Error) {
@@ -226,7 +248,9 @@ impl Pool {
             .send_if_modified(|trouble| trouble.replace(text.clone()).as_ref() != Some(&text));
         // What ends connections is no reason why no other is made, and may be said too.
         let is_new = match error {
-            Error::Connect(_) => said.len() < SAID_MAX && !said.contains(&text),
+            Error::Connect(_) | Error::StandbyAway { .. } => {
+                said.len() < SAID_MAX && !said.contains(&text)
+            }
             _ => said.is_empty(),
         };
         if is_new && said.insert(text.clone()) {

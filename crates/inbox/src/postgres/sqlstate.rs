@@ -3,6 +3,7 @@
 use tokio_postgres::error::SqlState;
 
 use crate::Error;
+use crate::postgres::sql::park::NO_LETTER;
 
 /// Whether the statement failed, rather than the connection or the server.
 pub(crate) fn is_refused(error: &tokio_postgres::Error) -> bool {
@@ -26,7 +27,17 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
 /// record.
 pub(crate) fn is_of_one(error: &Error) -> bool {
     let is_locked = matches!(error, Error::Sql { source, .. } if asks_again(source));
-    is_locked || is_about_data(error)
+    is_locked || is_about_data(error) || matches!(error, Error::KeptOut { .. })
+}
+
+/// Why there is no dead letter.
+pub(crate) fn without_letter(source: tokio_postgres::Error) -> Error {
+    let of_cast = source.as_db_error();
+    let of_cast = of_cast.filter(|it| *it.code() == SqlState::INVALID_TEXT_REPRESENTATION);
+    if of_cast.is_some_and(|it| it.message().contains(NO_LETTER)) {
+        return Error::KeptOut { table: "inbox_dead_letter", what: "the dead letter" };
+    }
+    Error::Sql { doing: "write a dead letter", source }
 }
 
 /// Whether a table or a column is not there.

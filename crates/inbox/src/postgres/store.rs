@@ -242,6 +242,14 @@ impl Statements {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
+    /// Whether the claim is still ours, and has no end.
+    pub(crate) async fn is_ours(&self, on: &impl GenericClient, claim: Claim) -> Result<bool> {
+        let (ids, times, tokens) = tokens_of(std::iter::once(&claim));
+        let sql = complete::find_unended(&self.scope.schema);
+        let found = on.query_opt(&sql, &[&self.scope.consumer, &ids, &times, &tokens]).await;
+        Ok(found?.is_some())
+    }
+
     /// Runs the statement that ends claims and notes failed attempts, if there are any. What cannot be
     /// noted keeps no event from its end: then, and for a while, the other statement does the same
     /// without the notes.

@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::iter;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -148,7 +149,10 @@ async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<
                 done.extend(reports);
             }
             Err(error) if is_about_data(&error) => {
-                done.push(context.park_unrecordable(store, item, None, &error).await?);
+                done.push(match context.park_unrecordable(store, item, None, &error).await {
+                    Err(Error::KeptOut { .. }) => Report::waits(item, PAUSE, item.path),
+                    parked => parked?,
+                });
             }
             Err(error) if is_of_one(&error) => done.push(Report::waits(item, PAUSE, item.path)),
             Err(error) => return Err(error),
@@ -173,7 +177,8 @@ pub(crate) async fn record(context: Arc<Context>, mut ended: mpsc::Receiver<Ende
     alone.join_all().await;
 }
 
-/// Its record is locked by somebody: it falls out of its group, so that no other waits for it.
+/// Its record is locked by somebody, or kept out: it falls out of its group, so that no other waits
+/// for it.
 async fn write_alone(context: Arc<Context>, ended: Ended) {
     let mut batch = vec![ended];
     while !batch.is_empty() {
@@ -182,7 +187,7 @@ async fn write_alone(context: Arc<Context>, ended: Ended) {
     }
 }
 
-/// Leaves in `batch` those whose records are locked.
+/// Leaves in `batch` those whose records are locked, or kept out.
 async fn write_all(context: &Context, batch: &mut Vec<Ended>) {
     // In the order in which everybody locks records, so that no two wait for each other.
     batch.sort_by_key(|it| it.claimed.claim.key);
@@ -197,8 +202,13 @@ async fn write_all(context: &Context, batch: &mut Vec<Ended>) {
         match answered("write down verdicts", writing).await {
             Ok(reports) => {
                 context.pool.put(store);
-                let written = reports.len();
-                return report_all(batch.drain(..written).zip(reports)).await;
+                // Those that were written one by one are told, and not in the batch.
+                let reports = reports.into_iter().chain(iter::repeat_with(|| None));
+                let (written, left): (Vec<_>, Vec<_>) =
+                    batch.drain(..).zip(reports).partition(|(_, report)| report.is_some());
+                batch.extend(left.into_iter().map(|(it, _)| it));
+                let written = written.into_iter().filter_map(|(it, report)| Some((it, report?)));
+                return report_all(written).await;
             }
             Err(error) => {
                 trouble(context, &error);
@@ -231,14 +241,20 @@ async fn write_each(
     context: &Context,
     store: &Store,
     batch: &mut Vec<Ended>,
-) -> Result<Vec<Report>, Error> {
+) -> Result<Vec<Option<Report>>, Error> {
     store.wait_briefly(true).await?;
     for at in (0..batch.len()).rev() {
         let report = match context.end(store, &endings(&batch[at..=at])).await {
-            Ok(mut reports) => reports.remove(0),
+            Ok(mut reports) => match reports.remove(0) {
+                Some(report) => report,
+                None => continue,
+            },
             Err(error) if is_about_data(&error) => {
                 let Ended { item, claimed, .. } = &batch[at];
-                context.park_unrecordable(store, item, Some(claimed.claim), &error).await?
+                match context.park_unrecordable(store, item, Some(claimed.claim), &error).await {
+                    Err(Error::KeptOut { .. }) => continue,
+                    parked => parked?,
+                }
             }
             Err(error) if is_of_one(&error) => continue,
             Err(error) => return Err(error),

@@ -6,7 +6,7 @@ mod notices;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -89,6 +89,9 @@ impl<W: Work> Session<W> {
             loads: JoinSet::new(),
         };
         let mut words = Vec::new();
+        let mut kept_out = self.context.tally.kept_out.subscribe();
+        // What a former session left is delivered again.
+        self.context.tally.kept_out.send_modify(BTreeMap::clear);
         while let Some(turned_at) = self.turn(&mut begun).await {
             let runs = !self.engine.is_stopping();
             let due_at = self.engine.next_due(turned_at);
@@ -119,6 +122,7 @@ impl<W: Work> Session<W> {
                     self.engine.loaded(Instant::now(), loaded);
                 }
                 () = due(due_at) => {}
+                Ok(()) = kept_out.changed() => {}
                 Ok(()) = self.role.changed() => {}
                 Ok(()) = self.trouble.changed(), if runs => {}
                 Ok(()) = self.broker.changed(), if runs => {}
@@ -242,6 +246,7 @@ impl<W: Work> Session<W> {
         let is_hindered = matches!(paused, Some(Pause::Broker(_) | Pause::Handler(..)));
         self.context.hinder(is_hindered);
         let paused = paused.map(|it| notices::in_words(&self.context.config, it));
+        let paused = paused.or_else(|| self.context.tally.keeps_out());
         let status = Status {
             paused_by: self.engine.held_by(now).map(str::to_owned),
             held_up: Arc::clone(&self.held_up),

@@ -219,16 +219,20 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 trouble(context, &error);
                 drop(lease);
                 context.release(item, claimed.claim).await;
-                return Ok(Report::undone(item, Path::Careful));
+                return Ok(match error {
+                    Error::KeptOut { .. } => again_later(item),
+                    _ => Report::undone(item, Path::Careful),
+                });
             }
         };
         let ending = [(item, claimed.claim, Some((&decision, Some(began.elapsed()))))];
         let written = answered(HANDLING, context.end(store, &ending)).await;
-        if written.is_err() {
+        let report = written.map(|mut reports| reports.remove(0));
+        if !matches!(report, Ok(Some(_))) {
             drop(lease);
             context.release(item, claimed.claim).await;
         }
-        written.map(|mut reports| reports.remove(0))
+        report.map(|it| it.unwrap_or_else(|| again_later(item)))
     }
 
     /// Handles an event in a transaction of its own, which is committed if, and only if, the decision
@@ -257,11 +261,14 @@ impl<H: TransactionalHandler> InTransactions<H> {
         let ends = [(claim, End::Processed { outcome: outcome.as_deref() })];
         let completing = sql.end(&transaction, &ends);
         if answered(HANDLING, completing).await?.is_empty() {
+            let looking = context.is_lost(sql, &transaction, (item, claim));
+            answered(HANDLING, looking).await?;
             context.tally.lost();
             answered(HANDLING, transaction.rollback()).await?;
             return Ok(context.decide(Verdict::retry("the lease was lost"), claimed.tried()));
         }
         answered(HANDLING, transaction.commit()).await?;
+        context.tally.let_in(item.message.key.id);
         attempt.end(&decision);
         Ok(decision)
     }

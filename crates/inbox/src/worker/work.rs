@@ -1,7 +1,6 @@
 //! What the two ways of handling events have in common.
 
 use std::any::Any;
-use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -23,10 +22,10 @@ use crate::nats::reconnects::Unanswered;
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
-use crate::postgres::sqlstate::{asks_again, is_refused};
+use crate::postgres::sqlstate::{asks_again, is_refused, without_letter};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
-use crate::record::{Cause, Claim, ClaimReply, End, Failed, UNFINISHED_MAX};
+use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
 use crate::tally::Tally;
 use crate::unread::Handled;
 use crate::worker::lease::Leases;
@@ -235,7 +234,9 @@ impl Context {
                     let decision = self.decide(Verdict::retry(reason), claimed.tried());
                     // The attempt itself was noted when it failed.
                     let ending = [(&item, claim, Some((&decision, None)))];
-                    done.extend(self.end(store, &ending).await?);
+                    let waits = || Report::waits(&item, HELD_PAUSE, item.path);
+                    let ended = self.end(store, &ending).await?;
+                    done.extend(ended.into_iter().map(|it| it.unwrap_or_else(waits)));
                 }
             }
         }
@@ -334,7 +335,7 @@ impl Context {
         })
     }
 
-    async fn park(
+    pub(super) async fn park(
         &self,
         store: &Store,
         message: &Message,
@@ -344,9 +345,10 @@ impl Context {
     ) -> Result<bool, Error> {
         let under = (self.term.token, claim);
         let parked = store.sql().park(store.client(), message, under, cause, reason).await;
-        let parked = parked.map_err(Error::sql("write a dead letter"))?;
+        let parked = parked.map_err(without_letter).inspect_err(|it| self.keep_out(message, it))?;
         if parked {
             self.tally.parked(cause);
+            self.tally.let_in(message.key.id);
             warn!(
                 consumer = self.config.consumer,
                 event_id = %message.key.id,
@@ -369,69 +371,10 @@ impl Context {
         decide(verdict, tried, patience, rand::random())
     }
 
-    /// Ends claims by one statement, and dead letters by one each. A claim without a decision is given
-    /// back. Says of each event what its own row says: one that somebody else has, or that is gone,
-    /// keeps no other from its end.
-    pub(crate) async fn end(
-        &self,
-        store: &Store,
-        claims: &[Ending<'_>],
-    ) -> Result<Vec<Report>, Error> {
-        let ends = claims.iter().filter_map(|&(_, claim, decision)| {
-            let end = match decision {
-                None => End::GivenBack { failed: None },
-                Some((Decision::Complete { outcome }, _)) => {
-                    End::Processed { outcome: outcome.as_deref() }
-                }
-                Some((Decision::Fail { reason, delay }, took)) => {
-                    End::Failed { reason, delay: *delay, took }
-                }
-                Some((Decision::GiveBack(trouble), took)) => {
-                    let failed = took.map(|took| Failed { reason: &trouble.reason, took });
-                    End::GivenBack { failed }
-                }
-                Some((Decision::Park { .. } | Decision::Expire(_), _)) => return None,
-            };
-            Some((claim, end))
-        });
-        let ends: Vec<_> = ends.collect();
-        let ended = store.sql().end(store.client(), &ends).await;
-        let ours: HashSet<Uuid> = ended.map_err(Error::sql("end claims"))?.into_iter().collect();
-        let mut reports = Vec::with_capacity(claims.len());
-        for &(item, claim, decision) in claims {
-            let (is_ours, answered) = (ours.contains(&claim.key.id), item.at_fault.is_none());
-            reports.push(match decision {
-                None => Report::undone(item, item.path),
-                Some((Decision::GiveBack(trouble), _)) => Report::trouble(item, trouble.clone()),
-                Some((Decision::Park { cause, reason }, took)) => {
-                    let claim = Some((claim, took));
-                    match self.park(store, &item.message, claim, *cause, reason).await? {
-                        true => Report { answered, ..Report::dead(item) },
-                        false => self.lost(item),
-                    }
-                }
-                Some((Decision::Expire(trouble), took)) => {
-                    let (claim, reason) = (Some((claim, took)), &trouble.reason);
-                    match self.park(store, &item.message, claim, Cause::Expired, reason).await? {
-                        true => Report::expired(item, trouble.clone()),
-                        false => self.lost(item),
-                    }
-                }
-                Some((Decision::Complete { .. } | Decision::Fail { .. }, _)) if !is_ours => {
-                    self.lost(item)
-                }
-                Some((Decision::Complete { .. }, _)) => Report::processed(item),
-                Some((Decision::Fail { delay, .. }, _)) => {
-                    Report { answered, ..Report::retried(item, *delay) }
-                }
-            });
-        }
-        Ok(reports)
-    }
-
     /// Another look says whose it is now.
     pub(crate) fn lost(&self, item: &Item) -> Report {
         self.tally.lost();
+        self.tally.let_in(item.message.key.id);
         let (consumer, message) = (&self.config.consumer, &item.message);
         warn!(
             consumer,
@@ -468,6 +411,9 @@ pub(crate) fn verdict_of(handling: impl Future<Output = Verdict>) -> impl Future
 
 /// Says what went wrong; if the database is to blame, to those who wait for it.
 pub(crate) fn trouble(context: &Context, error: &Error) {
+    if matches!(error, Error::KeptOut { .. }) {
+        return; // It is told.
+    }
     let (mut refused, mut again) = (false, false);
     if let Error::Sql { source, .. } = error {
         (refused, again) = (is_refused(source), asks_again(source));

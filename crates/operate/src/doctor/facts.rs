@@ -124,6 +124,8 @@ pub(crate) struct Server {
     pub(crate) walsenders: i64,
     /// Connections of relays that poll.
     pub(crate) pollers: i64,
+    /// Commits that have waited for a synchronous standby for long.
+    pub(crate) held_commits: i64,
     #[serde(skip)]
     pub(crate) holders: Vec<Holder>,
     /// The server's clock less this machine's, in seconds, and how exact that is.

@@ -19,6 +19,9 @@ use super::facts::{Failure, Known, Role, Server};
 /// How long one statement may take, here and on the server.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
+/// The setting that names the standbys that commits wait for.
+pub(super) const SYNCHRONOUS: &str = "synchronous_standby_names";
+
 /// Settings that rules look at.
 const SETTINGS: &[&str] = &[
     "wal_level",
@@ -31,6 +34,7 @@ const SETTINGS: &[&str] = &[
     "superuser_reserved_connections",
     "sync_replication_slots",
     standby_slots::SETTING,
+    SYNCHRONOUS,
     "hot_standby_feedback",
     "shared_preload_libraries",
 ];
@@ -82,6 +86,8 @@ const SERVER: &str = "
         (SELECT count(*) FROM pg_stat_replication) AS walsenders,
         (SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailpost poll'
              AND datname = current_database()) AS pollers,
+        (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
+             AND query_start < clock_timestamp() - interval '2 s') AS held_commits,
         ARRAY(SELECT rolname::text FROM pg_roles WHERE rolname = ANY($3::text[])
               UNION ALL
               SELECT name FROM unnest($2::text[]) AS name

@@ -8,6 +8,7 @@ use tokio_postgres::error::SqlState;
 
 use super::facts::{AnySlot, Blocker, Failure, Publication, Seen, Server, SlotFacts};
 use super::managed_rules::Service;
+use super::read_server::SYNCHRONOUS;
 
 /// What a relay that is away for a while makes the server keep.
 const KEPT_MIB_MIN: i64 = 1024;
@@ -27,6 +28,8 @@ pub(super) const RULES: &[Rule<Seen>] = &[
     rule("replication-idle-timeout", "the server drops no slot that is idle", idle_timeout)
         .before_setup(),
     rule("replication-standby-slots", "no standby that is away holds events back", standby_slots)
+        .before_setup(),
+    rule("replication-commits", "no standby that is away keeps commits from their end", commits)
         .before_setup(),
     rule(
         "replication-other-slots",
@@ -119,6 +122,20 @@ fn standby_slots(seen: &Seen) -> Judged {
     let caution = "or have the standby follow: a failover to one that lacks commits loses them";
     error(
         format!("{SETTING} names {}, and no standby reads that", away.join(", ")),
+        [set.with_caution(caution), reload()],
+    )
+}
+
+fn commits(seen: &Seen) -> Judged {
+    let server = seen.server()?;
+    let (held, names) = (server.held_commits, server.setting(SYNCHRONOUS)?);
+    if held == 0 {
+        return ok("none waits for long");
+    }
+    let set = Remedy::sql(format!("ALTER SYSTEM SET {SYNCHRONOUS} = ''"));
+    let caution = "or have the standby follow: a failover to one that lacks commits loses them";
+    error(
+        format!("{held} commits wait for a synchronous standby: {SYNCHRONOUS} = {names}"),
         [set.with_caution(caution), reload()],
     )
 }

@@ -198,13 +198,15 @@ fn stalled(sample: &Sample) -> Option<String> {
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.
 fn in_short(reason: &str) -> &'static str {
-    const KINDS: [&str; 6] = [
+    const KINDS: [&str; 8] = [
+        "the database is away: commits wait for a synchronous standby",
         "the database is away",
         "the broker is away",
         "the broker delivers nothing",
         "the handler is away",
         "the handler is not set up right",
         "too much is left in the stream",
+        "records are kept out",
     ];
     KINDS.into_iter().find(|it| reason.starts_with(it)).unwrap_or("paused")
 }

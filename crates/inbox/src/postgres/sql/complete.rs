@@ -47,6 +47,13 @@ fn end(schema: &str, ends: &str) -> String {
     )
 }
 
+/// Those of claims that nobody has ended or taken over.
+pub(crate) fn find_unended(schema: &str) -> String {
+    let claims =
+        records("$2::uuid[], $3::timestamptz[], $4::uuid[]", "message_id, event_time, token");
+    format!("SELECT m.message_id FROM {schema}.inbox_messages AS m, {claims} WHERE {OURS}")
+}
+
 /// What handlers had to say, beside records of this transaction.
 pub(crate) fn note_outcomes(schema: &str) -> String {
     let noted = records("$2, $3, $4::text[]", "message_id, event_time, outcome");

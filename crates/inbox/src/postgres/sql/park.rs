@@ -3,6 +3,9 @@ use super::claim::has_role;
 use super::{OURS, records};
 use crate::record::UNFINISHED_MAX;
 
+/// What PostgreSQL says is no UUID where an event would be dead without its letter.
+pub(crate) const NO_LETTER: &str = "no letter of ";
+
 pub(crate) fn park_claimed(schema: &str) -> String {
     park(schema, &dead_claimed(schema), "")
 }
@@ -72,10 +75,11 @@ pub(crate) fn park_anyhow(schema: &str, free: &str) -> String {
 }
 
 /// `dead` changes the record, and returns `attempts` if it did; `more` goes with it. Of an event that is
-/// a dead letter already the letter is this message, whole.
+/// a dead letter already the letter is this message, whole. Where a trigger keeps the letter out the
+/// statement fails, and the record is not changed either.
 fn park(schema: &str, dead: &str, more: &str) -> String {
     format!(
-        "WITH dead AS ({dead}){more}
+        "WITH dead AS ({dead}){more}, letter AS (
          INSERT INTO {schema}.inbox_dead_letter AS letter (consumer, message_id, event_time,
              subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
              stream_created_at)
@@ -89,6 +93,10 @@ fn park(schema: &str, dead: &str, more: &str) -> String {
              raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
              attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
              dead_at = EXCLUDED.dead_at
-         RETURNING letter.message_id"
+         RETURNING letter.message_id
+         )
+         SELECT message_id FROM letter
+         UNION ALL
+         SELECT ('{NO_LETTER}' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter)"
     )
 }

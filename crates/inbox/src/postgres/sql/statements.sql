@@ -305,6 +305,11 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING'
      )
      SELECT message_id FROM ended;
 
+-- find claims that have no end
+SELECT m.message_id FROM public.inbox_messages AS m, (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2::uuid[], $3::timestamptz[], $4::uuid[])
+         AS i (message_id, event_time, token) OFFSET 0) AS i WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING';
+
 -- park a claimed event
 WITH dead AS (UPDATE public.inbox_messages AS m
      SET status = 'DEAD', last_error = $10, finished_attempts = m.finished_attempts + 1,
@@ -312,7 +317,7 @@ WITH dead AS (UPDATE public.inbox_messages AS m
      FROM (SELECT ARRAY[$1::text] AS consumers, i.* FROM unnest($2, $3, ARRAY[$11]::uuid[])
          AS i (message_id, event_time, token) OFFSET 0) AS i
      WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id AND m.event_time = i.event_time
-AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker)
+AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attempts, m.lease_owner AS worker), letter AS (
      INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
          subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
          stream_created_at)
@@ -326,7 +331,11 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attemp
          raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
          attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
          dead_at = EXCLUDED.dead_at
-     RETURNING letter.message_id;
+     RETURNING letter.message_id
+     )
+     SELECT message_id FROM letter
+     UNION ALL
+     SELECT ('no letter of ' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter);
 
 -- park an event that failed
 WITH dead AS (UPDATE public.inbox_messages AS m
@@ -353,7 +362,7 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attemp
                      AND a.event_time = ended.event_time
                  ORDER BY a.id DESC OFFSET 19) AS older
              WHERE ended.took IS NOT NULL))
-     )
+     ), letter AS (
      INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
          subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
          stream_created_at)
@@ -367,7 +376,11 @@ AND m.lease_token = i.token AND m.status || '' = 'PROCESSING' RETURNING m.attemp
          raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
          attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
          dead_at = EXCLUDED.dead_at
-     RETURNING letter.message_id;
+     RETURNING letter.message_id
+     )
+     SELECT message_id FROM letter
+     UNION ALL
+     SELECT ('no letter of ' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter);
 
 -- park after crashes
 WITH dead AS (UPDATE public.inbox_messages AS m
@@ -380,7 +393,7 @@ WHERE m.consumer = ANY (i.consumers) AND m.message_id = i.message_id
     AND m.attempts - m.finished_attempts >= 3
     AND EXISTS (SELECT FROM public.inbox_roles AS r
     WHERE r.consumer = $1 AND r.token = $11::uuid)
-RETURNING m.attempts)
+RETURNING m.attempts), letter AS (
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
     stream_created_at)
@@ -394,11 +407,15 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
     attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
     dead_at = EXCLUDED.dead_at
-RETURNING letter.message_id;
+RETURNING letter.message_id
+)
+SELECT message_id FROM letter
+UNION ALL
+SELECT ('no letter of ' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter);
 
 -- park what is forgotten
 WITH dead AS (SELECT 0 AS attempts WHERE EXISTS (SELECT FROM public.inbox_roles AS r
-    WHERE r.consumer = $1 AND r.token = $11::uuid))
+    WHERE r.consumer = $1 AND r.token = $11::uuid)), letter AS (
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
     stream_created_at)
@@ -412,7 +429,11 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
     attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
     dead_at = EXCLUDED.dead_at
-RETURNING letter.message_id;
+RETURNING letter.message_id
+)
+SELECT message_id FROM letter
+UNION ALL
+SELECT ('no letter of ' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter);
 
 -- park anyhow
 WITH dead AS (INSERT INTO public.inbox_messages AS m (consumer, message_id, event_time, subject,
@@ -424,7 +445,7 @@ WHERE EXISTS (SELECT FROM public.inbox_roles AS r
 ON CONFLICT (consumer, message_id, event_time) DO UPDATE SET status = 'DEAD',
     last_error = $10, lease_token = NULL, expires_at = NULL, next_attempt_at = NULL
     WHERE m.status IN ('PROCESSING', 'FAILED')
-RETURNING m.attempts)
+RETURNING m.attempts), letter AS (
 INSERT INTO public.inbox_dead_letter AS letter (consumer, message_id, event_time,
     subject, stream, stream_seq, headers, payload, attempts, cause, reason, raw_headers,
     stream_created_at)
@@ -438,7 +459,11 @@ ON CONFLICT (consumer, message_id) DO UPDATE SET
     raw_headers = EXCLUDED.raw_headers, payload = EXCLUDED.payload,
     attempts = EXCLUDED.attempts, cause = EXCLUDED.cause, reason = EXCLUDED.reason,
     dead_at = EXCLUDED.dead_at
-RETURNING letter.message_id;
+RETURNING letter.message_id
+)
+SELECT message_id FROM letter
+UNION ALL
+SELECT ('no letter of ' || attempts)::uuid FROM dead WHERE NOT EXISTS (SELECT FROM letter);
 
 -- find letters that are due
 WITH due AS (

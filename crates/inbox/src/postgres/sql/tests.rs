@@ -24,6 +24,7 @@ fn statements_are_written_down() {
         ("extend leases", renew::extend_leases(schema)),
         ("end claims", complete::end_claims(schema)),
         ("end claims, some of which failed", complete::end_failed_claims(schema)),
+        ("find claims that have no end", complete::find_unended(schema)),
         ("park a claimed event", park::park_claimed(schema)),
         ("park an event that failed", park::park_failed(schema)),
         ("park after crashes", park::park_crashed(schema, UNRESOLVED)),
