@@ -40,6 +40,7 @@ mod inbox;
 mod keyed;
 mod late_marks;
 mod layout;
+mod letters_refused;
 mod limits;
 mod locks;
 mod log_gone_back;

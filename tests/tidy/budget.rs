@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11640),
     ("lab", 6727),
-    ("operate", 14076),
+    ("operate", 14130),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18600),
+    ("relay", 18691),
     ("servers", 2447),
-    ("tailpost", 12820),
+    ("tailpost", 12821),
 ];
 
 /// Settings of the configuration file.

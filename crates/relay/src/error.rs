@@ -100,6 +100,14 @@ pub enum Error {
     /// The broker refuses everything until an operator changes something.
     #[error("the broker refuses to store events: {0}")]
     Refused(String),
+    /// A trigger or a constraint lets no dead letter be written, so that its row has to stay.
+    #[error("could not park an event: {why}")]
+    NoLetter {
+        /// What refuses it.
+        why: String,
+        /// What lets it in.
+        fix: String,
+    },
     /// There is no such dead letter.
     #[error("event {id} is no dead letter")]
     NoDeadLetter {
@@ -179,6 +187,7 @@ impl Error {
             | Self::Bug(_)
             | Self::Silent { .. }
             | Self::SlotBusy { .. }
+            | Self::NoLetter { .. }
             | Self::PublicationChanged { .. }
             | Self::Unfenced { .. }
             | Self::Unheard { .. }
@@ -211,7 +220,7 @@ impl Error {
                     .into(),
             ),
             Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
-            Self::Unusable { fix, .. } => Some(fix.clone()),
+            Self::Unusable { fix, .. } | Self::NoLetter { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
                  written meanwhile are taken from the table"

@@ -147,7 +147,8 @@ fn left_fence(config: &Config, error: &Error) -> Option<String> {
 
 /// For operators who have no log at hand.
 fn told(error: &Error) -> String {
-    match error.hint().filter(|_| error.is_renewable()) {
+    let is_told = error.is_renewable() || matches!(error, Error::NoLetter { .. });
+    match error.hint().filter(|_| is_told) {
         Some(hint) => format!("{} ({hint})", describe(error)),
         None => describe(error),
     }

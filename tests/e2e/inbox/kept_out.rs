@@ -18,7 +18,7 @@ async fn keep_out(env: &TestEnv, when: &str, what: &str) {
 }
 
 /// Waits until `/readyz`, the log and `tailpost status` name it, and does what `doctor` says.
-async fn told_and_mended(env: &TestEnv, admin: &Port, words: &str) {
+async fn told_and_mended(env: &TestEnv, admin: &Port, (words, code): (&str, i32)) {
     let ready = async || get(admin.addr(), "/readyz").await.unwrap_or_default();
     until(DEADLINE, "/readyz tells of it", async || {
         let told = ready().await;
@@ -29,7 +29,7 @@ async fn told_and_mended(env: &TestEnv, admin: &Port, words: &str) {
         env.ends_with(0, &["status"]).await.0.contains(words)
     })
     .await;
-    let (found, _) = env.ends_with(0, &["doctor", "--only", "inbox-triggers"]).await;
+    let (found, _) = env.ends_with(code, &["doctor", "--only", "inbox-triggers"]).await;
     let remedy = found.lines().find_map(|it| it.trim().strip_prefix("-> psql> "));
     env.execute(remedy.expect("a remedy")).await;
     until(DEADLINE, "the inbox is ready", async || ready().await.contains("HTTP/1.1 200")).await;
@@ -63,7 +63,7 @@ async fn an_event_is_not_dead_before_its_letter_is_there() {
     let all = ["wait", "--all", "--processed-by", "billing", "--timeout", "1s"];
     env.ends_with(6, &all).await;
 
-    told_and_mended(&env, &admin, "inbox_dead_letter").await;
+    told_and_mended(&env, &admin, ("inbox_dead_letter", 1)).await;
     env.ends_with(0, &["wait", "--all", "--processed-by", "billing", "--timeout", "5m"]).await;
     assert_eq!(env.query::<i64>("SELECT count(*) FROM inbox_dead_letter").await, 1);
     let dead = "SELECT count(*) FROM inbox_messages WHERE status = 'DEAD'";
@@ -84,7 +84,7 @@ async fn a_verdict_that_a_trigger_keeps_out_is_no_lost_lease() {
     let inbox = env.spawn(&service.args().each_ref().map(String::as_str));
     let ids = [emit(&env, "a", "{}").await, emit(&env, "b", "{}").await];
 
-    told_and_mended(&env, &admin, "inbox_messages").await;
+    told_and_mended(&env, &admin, ("inbox_messages", 0)).await;
     wait_processed(&env, 2).await;
     let log = inbox.log();
     assert!(!log.contains("the lease was lost"), "{log}");

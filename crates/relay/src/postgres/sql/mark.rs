@@ -141,7 +141,7 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
 /// not waited for, but [owed], as is one that a trigger keeps, and any one that there is unless it
-/// `deletes`. What a column does not take is kept as a text. Nothing happens if slot $16 is read by another
+/// `deletes`. Nothing becomes of a row without its letter, which a trigger may keep out. What a column does not take is kept as a text. Nothing happens if slot $16 is read by another
 /// process than $17, which may be NULL where there is no slot; and no dead letter is made of a row that is
 /// marked. Without $18 the event has no row: one that has its id is another event's, and neither moved nor
 /// made a dead letter of. A row that came back is the scanner's: without $19 the event is what its first
@@ -163,12 +163,13 @@ pub(super) fn park(table: &Table, payload_type: u32, deletes: bool) -> String {
     let (gone, untaken) = if deletes {
         let gone = format!(
             "DELETE FROM {outbox} WHERE {id} = ANY (ARRAY(SELECT id FROM free)) AND {NOT_MARKED}
-             RETURNING publish_attempts"
+                 AND EXISTS (SELECT FROM letter)
+             RETURNING {id}"
         );
         (gone, format!("'{UNTAKEN}'"))
     } else {
         // A trigger of the statement fires also where there is no row.
-        (format!("SELECT publish_attempts FROM {outbox} WHERE false"), "NULL".to_owned())
+        ("SELECT WHERE false".to_owned(), "NULL".to_owned())
     };
     format!(
         "WITH ours AS MATERIALIZED (
@@ -176,30 +177,39 @@ pub(super) fn park(table: &Table, payload_type: u32, deletes: bool) -> String {
                  SELECT FROM pg_replication_slots WHERE slot_name = $16::text AND active_pid = $17
              ) AS is_ours
          ), free AS MATERIALIZED (
-             SELECT {id} AS id FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant}
+             SELECT {id} AS id, publish_attempts FROM {outbox}
+             WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant}
                  AND (SELECT is_ours FROM ours) AND $18
              FOR UPDATE SKIP LOCKED
+         ), left_there AS MATERIALIZED (
+             SELECT FROM {outbox} WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant} AND $18
+         ), wanted AS MATERIALIZED (
+             SELECT FROM ours WHERE is_ours AND ({deletes} AND EXISTS (SELECT FROM free)
+                 OR EXISTS (SELECT FROM left_there)
+                     AND NOT EXISTS (SELECT FROM {owed} WHERE id = $1)
+                 OR NOT EXISTS (SELECT FROM {outbox} WHERE {id} = $1))
+         ), parked AS (
+             INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
+                 payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
+                 publish_attempts, seq, blocks, blocked_by)
+             SELECT $1, $2, $3, $4, $5, {payload}, $7, $8, $9, {jsonb}($10::text), $11, $11,
+                 greatest($12, (SELECT max(publish_attempts) FROM free)), $13, $14, $15
+             FROM wanted
+             ON CONFLICT (id) DO NOTHING RETURNING id
+         ), letter AS MATERIALIZED (
+             SELECT id FROM parked UNION ALL SELECT id FROM {dead} WHERE id = $1
          ), gone AS (
              {gone}
          ), owed AS (
              INSERT INTO {owed} (id, parked, reason)
              SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN {untaken} END
              FROM ours
-             WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM gone)
-                 AND EXISTS (SELECT FROM {outbox}
-                     WHERE {id} = $1 AND {NOT_MARKED} AND {is_meant})
+             WHERE is_ours AND EXISTS (SELECT FROM letter) AND NOT EXISTS (SELECT FROM gone)
+                 AND EXISTS (SELECT FROM left_there)
              ON CONFLICT (id) DO NOTHING RETURNING id
-         ), parked AS (
-             INSERT INTO {dead} (id, aggregate_type, aggregate_id, event_type, event_version,
-                 payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
-                 publish_attempts, seq, blocks, blocked_by)
-             SELECT $1, $2, $3, $4, $5, {payload}, $7, $8, $9, {jsonb}($10::text), $11, $11,
-                 greatest($12, (SELECT max(publish_attempts) FROM gone)), $13, $14, $15
-             FROM ours WHERE is_ours AND (EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM owed)
-                 OR NOT EXISTS (SELECT FROM {outbox} WHERE {id} = $1))
-             ON CONFLICT (id) DO NOTHING
          )
-         SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours)",
+         SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours),
+             EXISTS (SELECT FROM letter) OR NOT EXISTS (SELECT FROM wanted)",
         owed = table.companion("tailpost_owed"),
         is_meant = format_args!("($19 OR txid IS DISTINCT FROM '{REQUEUED_TXID}'::xid8)"),
     )

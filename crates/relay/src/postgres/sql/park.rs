@@ -26,6 +26,15 @@ const BLOCKED_MAX: usize = 100_000;
 /// A row counts no further.
 const ATTEMPTS_MAX: i32 = i32::MAX;
 
+/// What ends that the table $1 keeps rows out: its constraint $2, or triggers.
+const KEEPS_OUT: &str = "
+    SELECT coalesce(
+        (SELECT format('ALTER TABLE %s DROP CONSTRAINT %I', $1::text, conname) FROM pg_constraint
+         WHERE conrelid = to_regclass($1) AND conname = $2),
+        string_agg(format('ALTER TABLE %s DISABLE TRIGGER %I', $1::text, tgname), '; '))
+    FROM pg_trigger WHERE tgrelid = to_regclass($1) AND NOT tgisinternal AND tgenabled IN ('O', 'A')
+        AND tgtype & 4 = 4";
+
 impl Rows {
     /// Moves an event to the dead-letter table, durably. The row may not be visible yet: then the
     /// event's own columns make the dead letter, and the sweeper removes the row. A locked one is
@@ -33,7 +42,8 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// [`Error::SlotBusy`] if `reader` does not read the slot any more: nothing is written then.
+    /// [`Error::SlotBusy`] if `reader` does not read the slot any more, and [`Error::NoLetter`] if the
+    /// dead letter is kept out: nothing is written then.
     pub(crate) async fn park(
         &self,
         dead: &Dead,
@@ -67,16 +77,24 @@ impl Rows {
         let row = match self.0.query_one(doing, park, &parameters).await {
             Err(error) if dead.has_row && error.may_be_about_a_row() => {
                 let kept = mark::park(&self.0.table, self.0.dead_payload_type().await?, false);
-                let row = self.0.query_one(doing, &kept, &parameters).await?;
+                let row = match self.0.query_one(doing, &kept, &parameters).await {
+                    Err(error) => return Err(self.refused(error).await?),
+                    Ok(row) => row,
+                };
                 self.0.note_refusal(&[event.id], &error).await?;
                 row
             }
-            parked => parked?,
+            Err(error) => return Err(self.refused(error).await?),
+            Ok(row) => row,
         };
         if let Some(reader) = reader
             && !row.get::<_, bool>(2)
         {
             return Err(Error::SlotBusy { slot: reader.slot.clone() });
+        }
+        if !row.get::<_, bool>(3) {
+            let why = "a trigger of outbox_dead_letter keeps the dead letter out".to_owned();
+            return Err(Error::NoLetter { why, fix: self.what_lets_letters_in(None).await? });
         }
         if !dead.has_row {
             return Ok(RowOfDead::Never);
@@ -86,6 +104,24 @@ impl Rows {
             (_, true) => RowOfDead::Locked,
             _ => RowOfDead::Unseen,
         })
+    }
+
+    /// What is said of a letter that was not written: who refused it, if that is not about the table.
+    async fn refused(&self, error: Error) -> Result<Error, Error> {
+        let Some(why) = error.refusal().filter(|_| !error.is_contention()) else {
+            return Ok(error);
+        };
+        let fix = self.what_lets_letters_in(error.constraint()).await?;
+        Ok(Error::NoLetter { why: format!("the dead letter is kept out: {why}"), fix })
+    }
+
+    async fn what_lets_letters_in(&self, constraint: Option<&str>) -> Result<String, Error> {
+        let dead = self.0.table.companion("outbox_dead_letter");
+        let doing = "look at what keeps dead letters out";
+        let row = self.0.query_one(doing, KEEPS_OUT, &[&dead, &constraint]).await?;
+        // A letter that somebody wrote just now is found the next time.
+        let statement = row.get::<_, Option<String>>(0);
+        Ok(statement.map_or_else(|| "see `tailpost doctor`".to_owned(), |it| format!("run `{it}`")))
     }
 
     /// Needed once, and by those who count on the order of several.

@@ -174,28 +174,38 @@ WITH ours AS MATERIALIZED (
         SELECT FROM pg_replication_slots WHERE slot_name = $16::text AND active_pid = $17
     ) AS is_ours
 ), free AS MATERIALIZED (
-    SELECT "id" AS id FROM "public"."outbox_events" WHERE "id" = $1 AND (published_at IS NULL)::int <> 0 AND ($19 OR txid IS DISTINCT FROM '2'::xid8)
+    SELECT "id" AS id, publish_attempts FROM "public"."outbox_events"
+    WHERE "id" = $1 AND (published_at IS NULL)::int <> 0 AND ($19 OR txid IS DISTINCT FROM '2'::xid8)
         AND (SELECT is_ours FROM ours) AND $18
     FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM "public"."outbox_events" WHERE "id" = ANY (ARRAY(SELECT id FROM free)) AND (published_at IS NULL)::int <> 0
-    RETURNING publish_attempts
-), owed AS (
-    INSERT INTO "public"."tailpost_owed" (id, parked, reason)
-    SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN 'a trigger leaves the row as it is' END
-    FROM ours
-    WHERE is_ours AND $18 AND NOT EXISTS (SELECT FROM gone)
-        AND EXISTS (SELECT FROM "public"."outbox_events"
-            WHERE "id" = $1 AND (published_at IS NULL)::int <> 0 AND ($19 OR txid IS DISTINCT FROM '2'::xid8))
-    ON CONFLICT (id) DO NOTHING RETURNING id
+), left_there AS MATERIALIZED (
+    SELECT FROM "public"."outbox_events" WHERE "id" = $1 AND (published_at IS NULL)::int <> 0 AND ($19 OR txid IS DISTINCT FROM '2'::xid8) AND $18
+), wanted AS MATERIALIZED (
+    SELECT FROM ours WHERE is_ours AND (true AND EXISTS (SELECT FROM free)
+        OR EXISTS (SELECT FROM left_there)
+            AND NOT EXISTS (SELECT FROM "public"."tailpost_owed" WHERE id = $1)
+        OR NOT EXISTS (SELECT FROM "public"."outbox_events" WHERE "id" = $1))
 ), parked AS (
     INSERT INTO "public"."outbox_dead_letter" (id, aggregate_type, aggregate_id, event_type, event_version,
         payload, occurred_at, correlation_id, causation_id, headers, reason, publish_error,
         publish_attempts, seq, blocks, blocked_by)
     SELECT $1, $2, $3, $4, $5, "public".tailpost_jsonb(coalesce("public".tailpost_text(nullif($6::bytea, '')), 'null')), $7, $8, $9, "public".tailpost_jsonb($10::text), $11, $11,
-        greatest($12, (SELECT max(publish_attempts) FROM gone)), $13, $14, $15
-    FROM ours WHERE is_ours AND (EXISTS (SELECT FROM gone) OR EXISTS (SELECT FROM owed)
-        OR NOT EXISTS (SELECT FROM "public"."outbox_events" WHERE "id" = $1))
-    ON CONFLICT (id) DO NOTHING
+        greatest($12, (SELECT max(publish_attempts) FROM free)), $13, $14, $15
+    FROM wanted
+    ON CONFLICT (id) DO NOTHING RETURNING id
+), letter AS MATERIALIZED (
+    SELECT id FROM parked UNION ALL SELECT id FROM "public"."outbox_dead_letter" WHERE id = $1
+), gone AS (
+    DELETE FROM "public"."outbox_events" WHERE "id" = ANY (ARRAY(SELECT id FROM free)) AND (published_at IS NULL)::int <> 0
+        AND EXISTS (SELECT FROM letter)
+    RETURNING "id"
+), owed AS (
+    INSERT INTO "public"."tailpost_owed" (id, parked, reason)
+    SELECT $1, true, CASE WHEN EXISTS (SELECT FROM free) THEN 'a trigger leaves the row as it is' END
+    FROM ours
+    WHERE is_ours AND EXISTS (SELECT FROM letter) AND NOT EXISTS (SELECT FROM gone)
+        AND EXISTS (SELECT FROM left_there)
+    ON CONFLICT (id) DO NOTHING RETURNING id
 )
-SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours);
+SELECT EXISTS (SELECT FROM gone), EXISTS (SELECT FROM owed), (SELECT is_ours FROM ours),
+    EXISTS (SELECT FROM letter) OR NOT EXISTS (SELECT FROM wanted);

@@ -74,8 +74,10 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
             for (index, dead) in some {
                 match done.next() {
                     Some(Ok(row)) => parked.push(Parked { index, row }),
-                    Some(Err(error)) if error.is_contention() => {
-                        held_up = Some(describe(&error));
+                    Some(Err(error))
+                        if error.is_contention() || matches!(error, Error::NoLetter { .. }) =>
+                    {
+                        held_up = Some(why_not_parked(&error));
                         not_parked.push((index, dead));
                     }
                     Some(Err(error)) => return Err(error),
@@ -85,12 +87,19 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
             not_parked.into_iter().rev().for_each(|it| left.push_front(it));
         }
         let Some(held_up) = held_up else { return Ok(RowsInput::Parked(parked).into()) };
-        warn!(error = held_up, events = left.len(), "cannot park, trying again");
+        warn!(error = %held_up, events = left.len(), "cannot park, trying again");
         // Not those that were parked: an operator may requeue them meanwhile.
         let left = RowsInput::NotParked { parked, left: left.into() };
-        let why = format!("cannot park an event, `tailpost doctor` says who has a lock: {held_up}");
-        Ok(Done::HeldUp(left.into(), why))
+        Ok(Done::HeldUp(left.into(), held_up))
     })
+}
+
+fn why_not_parked(error: &Error) -> String {
+    let said = describe(error);
+    match error {
+        Error::NoLetter { fix, .. } => format!("{said} ({fix})"),
+        _ => format!("cannot park an event, `tailpost doctor` says who has a lock: {said}"),
+    }
 }
 
 /// How many of them are on their way together: not beside the one that it waits for, which may take
