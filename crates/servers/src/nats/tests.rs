@@ -115,7 +115,7 @@ fn reconnecting_starts_at_once_and_slows_down_to_a_second() {
 fn a_reconnect_is_told_from_no_change() {
     let (sender, watcher) = watch::channel(NatsLink::default());
     for event in [Event::Connected, Event::Disconnected, Event::Connected] {
-        observe(&sender, "nats://n1", Renewed::default(), &event);
+        observe(&sender, ("nats://n1", "_INBOX"), Renewed::default(), &event);
     }
     let expected = NatsLink { connected: true, connects: 2, ..NatsLink::default() };
     assert_eq!(*watcher.borrow(), expected);
@@ -130,11 +130,11 @@ fn who_is_not_let_in_says_what_helps_until_it_is() {
     // The server says it first, when it ends the connection.
     let ended = Event::ServerError(async_nats::ServerError::AuthorizationViolation);
     for event in [&ended, &refused, &refused] {
-        observe(&sender, "nats://n1", renewed, event);
+        observe(&sender, ("nats://n1", "_INBOX"), renewed, event);
     }
     let told = watcher.borrow().refused.clone().expect("it is refused");
     assert!(told.contains("authorization violation (renew what nats.creds gives"), "{told}");
-    observe(&sender, "nats://n1", renewed, &Event::Connected);
+    observe(&sender, ("nats://n1", "_INBOX"), renewed, &Event::Connected);
     assert_eq!(watcher.borrow().refused, None);
 }
 
