@@ -219,9 +219,10 @@ impl<H: TransactionalHandler> InTransactions<H> {
                 trouble(context, &error);
                 drop(lease);
                 context.release(item, claimed.claim).await;
-                return Ok(match error {
-                    Error::KeptOut { .. } => again_later(item),
-                    _ => Report::undone(item, Path::Careful),
+                let is_kept_out = matches!(error, Error::KeptOut { .. });
+                return Ok(match is_kept_out {
+                    true => again_later(item),
+                    false => Report::undone(item, Path::Careful),
                 });
             }
         };

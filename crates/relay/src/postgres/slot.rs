@@ -329,11 +329,11 @@ pub(crate) fn scan_reach(config: &Config) -> u64 {
 /// The plugin that a slot has in place of the one that the relay reads.
 async fn other_plugin(session: &mut Replication, slot: &str) -> Result<Option<String>, Error> {
     let sql = format!(
-        "SELECT coalesce('the output plugin ' || plugin, 'no output plugin: it is physical') FROM pg_replication_slots
-         WHERE slot_name = '{slot}' AND plugin IS DISTINCT FROM 'pgoutput'"
+        "SELECT coalesce('the output plugin ' || plugin, 'no output plugin: it is physical')
+         FROM pg_replication_slots WHERE slot_name = '{slot}' AND plugin IS DISTINCT FROM 'pgoutput'"
     );
     let rows = session.query(&sql, "look at the replication slot").await?;
-    Ok(rows.first().and_then(|row| row.get(0).and_then(|value| text(value.as_ref()))))
+    Ok(rows.first().and_then(|row| row.first().and_then(|value| text(value.as_ref()))))
 }
 
 async fn look(session: &mut Replication, slot: &str) -> Result<Option<SlotSeen>, Error> {

@@ -96,10 +96,10 @@ fn park(store: Arc<Rows>, reader: SlotReader, batch: Vec<(u64, Dead)>) -> Job {
 
 fn why_not_parked(error: &Error) -> String {
     let said = describe(error);
-    match error {
-        Error::NoLetter { fix, .. } => format!("{said} ({fix})"),
-        _ => format!("cannot park an event, `tailpost doctor` says who has a lock: {said}"),
+    if let Error::NoLetter { fix, .. } = error {
+        return format!("{said} ({fix})");
     }
+    format!("cannot park an event, `tailpost doctor` says who has a lock: {said}")
 }
 
 /// How many of them are on their way together: not beside the one that it waits for, which may take
