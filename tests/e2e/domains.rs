@@ -83,8 +83,8 @@ async fn a_user_who_hears_only_its_own_answers_needs_the_prefix() {
     let mut env = TestEnv::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
     env.setup().await;
     env.set("NATS_URL", &env.nats.url().replace("://", "://relay:relay@"));
-    let (told, _) = env.ends_with(0, &["doctor", "--only", "nats-permissions"]).await;
-    assert!(told.contains("under _INBOX.>"), "{told}");
+    let (told, _) = env.ends_with(1, &["doctor", "--only", "nats-permissions"]).await;
+    assert!(told.contains("_INBOX.>") && told.contains("nats.inbox_prefix"), "{told}");
     env.set("TAILPOST_NATS__INBOX_PREFIX", "_INBOX_relay");
     env.ends_with(0, &["doctor", "--only", "nats-permissions"]).await;
     env.insert(20).await;

@@ -123,7 +123,8 @@ fn permissions(seen: &Seen) -> Judged {
     if let Some(subject) = &broker.unheard {
         let (mut publish, subscribe) = needed(seen);
         publish.extend(asked_for_plans(seen));
-        return error(deaf(subject), [permit(publish, subscribe)]);
+        let prefix = "or set nats.inbox_prefix to a prefix that the user may subscribe to";
+        return error(deaf(subject), [permit(publish, subscribe), Remedy::advice(prefix)]);
     }
     let Some(found) = &broker.permissions else {
         return Err(Skip::because(format!(
