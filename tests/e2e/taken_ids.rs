@@ -1,10 +1,13 @@
 //! Others publish messages under the ids of events.
 
 use async_nats::HeaderMap;
+use async_nats::jetstream::stream::SubjectTransform;
 use lab::Port;
 use serde_json::Value;
 use support::{DEADLINE, TestEnv, until};
 use uuid::Uuid;
+
+use crate::any_stream::edit;
 
 const SUBJECT: &str = "outbox.order.OrderPlaced";
 
@@ -64,6 +67,9 @@ async fn taken_beside_a_relay(mode: &str) {
     let id = Uuid::new_v4();
     let other = take(&env, id, HeaderMap::new()).await;
     insert(&env, id).await;
+    // A batch that the event begins would take the message for it.
+    let taken = format!("under the id of event {id}");
+    until(DEADLINE, "it is told", async || relay.log().contains(&taken)).await;
     env.insert_each(5).await;
     assert_published(&env, 11, &[other]).await;
     assert_eq!(relay.exited(), None);
@@ -91,6 +97,28 @@ async fn an_id_that_is_taken_beside_a_relay_costs_no_event_in_fenced_mode() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_is_taken_beside_a_relay_costs_no_event_in_keyed_mode() {
     taken_beside_a_relay("keyed").await;
+}
+
+/// A stream may store an event under another subject, and what its row says may be changed: a message
+/// with a relay's headers is the event's.
+// proves: G-ONCE-1
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relays_own_message_under_another_subject_is_no_strangers() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MODE", "poll");
+    env.setup().await;
+    edit(&env, |it| {
+        let (source, destination) = ("outbox.>".into(), "kept.>".into());
+        it.subject_transform = Some(SubjectTransform { source, destination });
+    })
+    .await;
+    let relay = env.relay();
+    env.insert_each(5).await;
+    env.wait_marked().await;
+    env.execute("UPDATE outbox_events SET published_at = NULL, stream_seq = NULL").await;
+    env.wait_marked().await;
+    assert_eq!(env.stored_count().await, 5);
+    assert_eq!(relay.exited(), None);
 }
 
 /// For as long as the stream remembers the other message's id, it takes no event under it.

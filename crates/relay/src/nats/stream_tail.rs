@@ -372,17 +372,13 @@ impl TailReader {
         Ok(event.is_replaced(self.id_at(event.seq).await?))
     }
 
-    /// What the stream has where it says that it has this event. Somebody may know all that a relay
-    /// writes into headers: the message is compared with the event's row whatever it says.
+    /// What the stream has where it says that it has this event.
     pub(crate) async fn look_up(&self, seq: u64, id: Uuid) -> Result<LookedUp, Error> {
-        let answer = direct_get::read(&self.client, &self.name, seq).await?;
-        let Some(stored) = answer.message()? else { return Ok(LookedUp::Nothing) };
-        let mut message = tail_message(&stored);
-        if message.id != Some(id) {
+        let Read { message, suspect, .. } = self.message(seq).await?;
+        let Some(mut message) = message.filter(|it| it.id == Some(id)) else {
             return Ok(LookedUp::Nothing);
-        }
-        let suspect = Suspect::new(&stored, id)?;
-        self.disown(std::slice::from_mut(&mut message), vec![suspect]).await?;
+        };
+        self.disown(std::slice::from_mut(&mut message), suspect.into_iter().collect()).await?;
         Ok(message.id.map_or(LookedUp::Another, |_| LookedUp::Event))
     }
 
