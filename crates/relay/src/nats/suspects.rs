@@ -18,15 +18,13 @@ const OF_EVERY_EVENT: [&str; 4] =
 /// the first, and poll mode writes no other.
 const OF_A_RELAY: [&str; 2] = [header::EXPECTED_STREAM, header::POSITION];
 
-/// A message that is to be compared with the event whose id it has.
+/// A message without what a relay writes, to be compared with the event whose id it has.
 #[derive(Debug)]
 pub(crate) struct Suspect {
     pub(crate) seq: u64,
     pub(crate) id: Uuid,
     pub(crate) subject: String,
     pub(crate) payload: Vec<u8>,
-    /// It has what a relay writes: without anything to compare it with, it is the event's.
-    pub(crate) is_relays: bool,
 }
 
 /// Says which of these messages, by sequence, are not the events' whose ids they have.
@@ -42,7 +40,6 @@ impl Suspect {
             subject: message.subject.clone().into_owned(),
             payload: payload
                 .map_err(Error::jetstream::<Malformed>("read a message of the stream"))?,
-            is_relays: is_relays(message),
         })
     }
 }

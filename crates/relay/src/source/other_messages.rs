@@ -70,8 +70,7 @@ impl Comparison {
         for suspect in suspects {
             let Suspect { seq, id, .. } = suspect;
             let event = events.get(&id);
-            let is_its = event.map_or(suspect.is_relays, |event| carries(&suspect, event));
-            if is_its {
+            if event.is_some_and(|event| carries(&suspect, event)) {
                 continue;
             }
             others.insert(seq);

@@ -141,11 +141,11 @@ pub(super) fn owned(table: &Table, shard: Option<Shard>, o: &str) -> String {
 
 /// Moves a row into the dead letters, which keep payloads as `payload_type`. A row that is locked is
 /// not waited for, but [owed], as is one that a trigger keeps, and any one that there is unless it
-/// `deletes`. Nothing becomes of a row without its letter, which a trigger may keep out. What a column does not take is kept as a text. Nothing happens if slot $16 is read by another
-/// process than $17, which may be NULL where there is no slot; and no dead letter is made of a row that is
-/// marked. Without $18 the event has no row: one that has its id is another event's, and neither moved nor
-/// made a dead letter of. A row that came back is the scanner's: without $19 the event is what its first
-/// row said, and that one stays.
+/// `deletes`. A row stays without its letter, which a trigger may keep out. What a column does not take is
+/// kept as a text. Nothing happens if slot $16 is read by another process than $17, which may be NULL where
+/// there is no slot; and no dead letter is made of a row that is marked. Without $18 the event has no row:
+/// one that has its id is another event's, and neither moved nor made a dead letter of. A row that came back
+/// is the scanner's: without $19 the event is what its first row said, and that one stays.
 pub(super) fn park(table: &Table, payload_type: u32, deletes: bool) -> String {
     let (outbox, dead) = (table.quoted(), table.companion("outbox_dead_letter"));
     let id = table.column(Column::Id);

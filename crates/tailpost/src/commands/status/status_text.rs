@@ -104,7 +104,10 @@ impl Lines {
             self.add("  mode", format_args!("keyed instead of fenced: {why}"));
         }
         self.add_some("  waits", relay["waiting_for"].as_str());
-        self.add_some("  no marks", relay["marks_failing"].as_str());
+        // Of rows that others marked meanwhile nothing is said.
+        if relay["unpublished"].as_u64() != Some(0) {
+            self.add_some("  no marks", relay["marks_failing"].as_str());
+        }
         if let (Some(count), Some(why)) =
             (relay["strangers_total"].as_u64(), relay["stranger"].as_str())
         {
