@@ -61,8 +61,8 @@ pub(crate) enum BrokerInput {
     LookedUp { epoch: u32, index: u64, seq: u64, is_there: bool },
     /// The broker refused an event.
     Refused { epoch: u32, index: u64, refusal: Refusal },
-    /// The stream has the first `count` messages of the batch, each where it was expected.
-    Stored { batch: u32, count: u64 },
+    /// The broker is at work on the batch. What it has taken of it is stored, or a duplicate.
+    Taking { batch: u32 },
     /// The batch is over: the stream has its first `count` messages, the last of them at `seq`.
     Ended { batch: u32, count: u64, seq: u64 },
     /// The broker refused a message of the batch, and with it everything behind.

@@ -186,7 +186,7 @@ impl Publishing {
             BrokerInput::Acked { .. }
             | BrokerInput::LookedUp { .. }
             | BrokerInput::Refused { .. } => {}
-            BrokerInput::Stored { batch, count } => self.stored(batch, count),
+            BrokerInput::Taking { batch } => self.is_taken(batch),
             BrokerInput::Ended { batch, count, seq } => self.ended(batch, count, seq),
             BrokerInput::Broken { batch, number, refusal } => self.broken(batch, number, refusal),
             BrokerInput::Unsendable { index, refusal } => {

@@ -420,7 +420,8 @@ impl World {
             95 if self.rng.random_bool(0.3) => self.crash(),
             95 => self.taking.clear(), // a change of leader, or ten seconds
             96 if self.foreign_comes() => {
-                self.stream.push(Message::of_others());
+                let taken = self.id_to_take();
+                self.stream.push(Message::of_others(taken));
             }
             97 => {
                 self.now += Duration::from_secs(3);
@@ -458,14 +459,19 @@ impl World {
         let quiet = !sending && self.connections.iter().all(VecDeque::is_empty);
         match self.faults.foreign {
             Foreign::Never => false,
-            Foreign::BetweenMessages => {
+            Foreign::BetweenMessages | Foreign::UnderIds => {
                 let reads =
                     |it: &Job| matches!(it.effect, Effect::Broker(BrokerEffect::ReadTail { .. }));
                 let told = |it: &Input| matches!(it, Input::Broker(BrokerInput::Tail(_)));
-                quiet
+                let is_between = quiet
                     && self.answers.is_empty()
                     && !self.relay.jobs.iter().any(reads)
-                    && !self.relay.outcomes.iter().any(told)
+                    && !self.relay.outcomes.iter().any(told);
+                // Within a batch nobody could tell what has the id of its next message.
+                let has_none = self.publishing().is_among_others() || self.was_keyed;
+                let is_told = has_none && self.old_connections_are_empty();
+                let is_under_ids = self.faults.foreign == Foreign::UnderIds;
+                is_between || is_told && is_under_ids && self.rng.random_bool(0.3)
             }
             Foreign::Always => self.rng.random_bool(0.3),
         }

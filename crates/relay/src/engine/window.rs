@@ -139,8 +139,11 @@ pub(crate) enum Stage {
 /// How an entry was sent last, if it was.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
-    /// The stream's last sequence as known then: the message can only be stored above it.
+    /// The message can only be stored above this sequence of the stream.
     pub(crate) after: u64,
+    /// Keyed mode: somebody says that it is refused, or stored where it is not. What was sent of it
+    /// before may be stored.
+    pub(crate) is_doubted: bool,
     pub(crate) at: Duration,
     /// Fenced mode: the last sequence that the message named.
     pub(crate) expected: u64,
@@ -258,8 +261,12 @@ impl Window {
     }
 
     /// Everything sent and unanswered goes back to waiting.
-    pub(crate) fn go_back(&mut self) {
+    /// The stream was read up to `last_seq`.
+    pub(crate) fn go_back(&mut self, last_seq: u64) {
         for entry in &mut self.entries {
+            if entry.sent.is_doubted {
+                entry.sent.after = last_seq;
+            }
             if entry.stage == Stage::Sent {
                 entry.stage = Stage::Waiting;
             }

@@ -59,9 +59,7 @@ pub(crate) fn read(message: &Message, from: &Answerer) -> Option<BrokerInput> {
             Some(BrokerInput::Refused { epoch, index, refusal })
         }
         (Reply::Message { .. }, _) => None,
-        (Reply::Part { batch, .. }, Meaning::Flow(count)) => {
-            Some(BrokerInput::Stored { batch, count })
-        }
+        (Reply::Part { batch, .. }, Meaning::Flow) => Some(BrokerInput::Taking { batch }),
         (Reply::Part { batch, number }, Meaning::Stored(ack)) => Some(match ack.count {
             Some(count) => BrokerInput::Ended { batch, count, seq: ack.seq },
             // Of a cluster that is being upgraded, or was downgraded.
@@ -85,8 +83,8 @@ pub(crate) fn read(message: &Message, from: &Answerer) -> Option<BrokerInput> {
 enum Meaning<'a> {
     Stored(PubAck<'a>),
     Refused(Refusal),
-    /// So many messages of a batch are stored.
-    Flow(u64),
+    /// Messages of a batch are stored, or duplicates.
+    Flow,
     /// This message of a batch is refused.
     PartRefused(u64, Refusal),
     /// A message of a batch is missing.
@@ -122,7 +120,7 @@ fn understand<'a>(message: &'a Message, from: &Answerer) -> Meaning<'a> {
         return strange("domain", &ack.domain);
     }
     match (&*ack.kind, ack.error.as_ref().map(classify)) {
-        ("ack", None) => return Meaning::Flow(ack.seq),
+        ("ack", None) => return Meaning::Flow,
         ("gap", _) => return Meaning::Gap,
         ("err", Some(refusal)) => return Meaning::PartRefused(ack.seq, refusal),
         (_, Some(refusal)) => return Meaning::Refused(refusal),
@@ -254,7 +252,7 @@ mod tests {
                 r#"{"stream":"OUTBOX","seq":9}"#,
                 "Some(Broken { batch: 3, number: 7, refusal: NoBatches(\"the stream's leader has no batches\") })",
             ),
-            (r#"{"type":"ack","seq":500,"msgs":500}"#, "Some(Stored { batch: 3, count: 500 })"),
+            (r#"{"type":"ack","seq":500,"msgs":500}"#, "Some(Taking { batch: 3 })"),
             (r#"{"type":"gap","last_seq":6,"seq":9}"#, "None"),
             (
                 r#"{"stream":"OUTBOX","seq":9,"batch":"x-3","count":4}"#,

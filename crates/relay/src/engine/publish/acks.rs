@@ -39,9 +39,8 @@ impl Publishing {
         self.stream.stored(seq);
         self.figures.counts.duplicates += u64::from(is_duplicate);
         self.note_stored(index, Some(seq), is_duplicate);
-        self.batching.answered();
         if self.mode == Mode::Fenced {
-            self.stream.settle();
+            self.answered();
         }
     }
 

@@ -1,16 +1,23 @@
 //! Fast-ingest batches (ADR-50): one answer for hundreds of messages, and nothing stored behind the
 //! first one that is refused or lost.
 //!
-//! A batch lasts as long as there is something to send and ends with the last message that waits,
-//! so that its answer comes at once. The next one begins when all of it is answered: batches that
-//! overlap could be stored in part each. A message that has nothing behind it goes by itself, and
-//! so does the first one after the stream's tail was read: its answer tells a duplicate, which a
-//! batch swallows.
+//! A batch ends with the last message that waits, so that its answer comes at once, or when it is a
+//! part of the window, so that the rest is filled meanwhile. The next one begins when all of it is
+//! answered: batches that overlap could be stored in part each.
+//!
+//! A batch skips duplicates, and counts them. Only the sequence of its last message tells that there
+//! was none, unless another writer's message under an event's id is in just the place that the event
+//! was to have. So a message that has nothing behind it goes by itself, and so do the first one after
+//! the stream's tail was read, the first one after a pause, and all while others write to the stream:
+//! its answer tells a duplicate.
 
 use super::Publishing;
 use crate::engine::input::Refusal;
 use crate::engine::messages::{Mode, Part};
 use crate::engine::window::Stage;
+
+/// How many batches fill the window.
+const PARTS: usize = 4;
 
 /// What was sent under one batch id.
 #[derive(Debug, Clone)]
@@ -31,18 +38,14 @@ pub(super) struct Batching {
     /// The present batch, or the last one.
     present: Option<Batch>,
     begun: u32,
-    /// The stream has taken a message since its tail was read: until then none goes in a batch.
+    /// The stream has taken a message since its tail was read, and since there was nothing to send:
+    /// until then none goes in a batch.
     is_answered: bool,
 }
 
 impl Batching {
     pub(super) fn begun(&self) -> u32 {
         self.begun
-    }
-
-    /// The stream has taken a message.
-    pub(super) fn answered(&mut self) {
-        self.is_answered = true;
     }
 
     /// What was sent counts no more.
@@ -89,7 +92,7 @@ impl Publishing {
         let more = self.waiting().is_some();
         if !self.is_batch_open() {
             self.batching.present = None;
-            if !more || !self.batching.is_answered {
+            if !more || !self.batching.is_answered || self.is_among_others() {
                 return None;
             }
             self.batching.begun += 1;
@@ -103,8 +106,8 @@ impl Publishing {
         }
         let batch = self.batching.present.as_mut()?;
         batch.sent += 1;
-        batch.is_open = more;
-        Some(Part { batch: batch.number, number: batch.sent, last: !more })
+        batch.is_open = more && batch.sent < (self.settings.limits.events / PARTS).max(2) as u64;
+        Some(Part { batch: batch.number, number: batch.sent, last: !batch.is_open })
     }
 
     /// The message added last did not leave.
@@ -116,12 +119,16 @@ impl Publishing {
         }
     }
 
-    pub(super) fn stored(&mut self, batch: u32, count: u64) {
-        if !self.is_present(batch) {
-            return;
+    pub(super) fn is_taken(&mut self, batch: u32) {
+        if self.is_present(batch) {
+            self.link.answered(self.now);
         }
-        self.link.answered(self.now);
-        self.resolve_first(count);
+    }
+
+    /// Everything that was sent is answered: a batch may follow if something is waiting.
+    pub(super) fn answered(&mut self) {
+        self.stream.settle();
+        self.batching.is_answered = self.stream.in_flight() > 0 || self.waiting().is_some();
     }
 
     pub(super) fn ended(&mut self, number: u32, count: u64, seq: u64) {
@@ -132,7 +139,8 @@ impl Publishing {
         let as_expected = seq == batch.base + count;
         let whole = !batch.is_open && count == batch.sent;
         if as_expected {
-            self.stored(number, count);
+            self.link.answered(self.now);
+            self.resolve_first(count);
         }
         match as_expected && whole {
             true => self.refusals.batch_stored(),
@@ -167,6 +175,11 @@ impl Publishing {
         }
     }
 
+    /// Whether others have written to the stream not long ago.
+    pub(crate) fn is_among_others(&self) -> bool {
+        self.link.is_among_others(self.now)
+    }
+
     fn is_present(&self, number: u32) -> bool {
         self.link.is_up()
             && self.batching.present.as_ref().is_some_and(|batch| batch.number == number)
@@ -195,11 +208,11 @@ impl Publishing {
         if count > 0 {
             self.stream.reached(end);
         }
-        if !self.is_batch_open() {
-            self.stream.settle(); // a look may have found what somebody stored behind the batch
-        }
         if let Some(batch) = &mut self.batching.present {
             batch.first = index;
+        }
+        if !self.is_batch_open() {
+            self.answered(); // a look may have found what somebody stored behind the batch
         }
     }
 }

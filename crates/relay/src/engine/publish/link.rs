@@ -43,7 +43,7 @@ pub(super) struct Broker {
     /// Resyncs since the broker last stored something.
     fruitless_resyncs: u32,
     foreign_resyncs: u32,
-    last_foreign: Duration,
+    last_foreign: Option<Duration>,
     /// What was known to be in the stream when a tail was asked for that came shorter before.
     shorter_than: Option<u64>,
     /// The reading that is under way does not count.
@@ -61,7 +61,7 @@ impl Broker {
             answered_until: Duration::ZERO,
             fruitless_resyncs: 0,
             foreign_resyncs: 0,
-            last_foreign: Duration::ZERO,
+            last_foreign: None,
             shorter_than: None,
             is_read_too_early: false,
         }
@@ -181,12 +181,22 @@ impl Broker {
         (self.state, self.shorter_than) = (Link::Up, None);
     }
 
-    /// There were foreign messages. Says how often that was so, one soon after the other.
-    pub(super) fn saw_foreign(&mut self, now: Duration) -> u32 {
-        if now.saturating_sub(self.last_foreign) > FOREIGN_RESYNCS_WITHIN {
+    /// Whether another writer's message was found not long ago.
+    pub(super) fn is_among_others(&self, now: Duration) -> bool {
+        self.last_foreign.is_some_and(|it| now.saturating_sub(it) <= FOREIGN_RESYNCS_WITHIN)
+    }
+
+    /// There were foreign messages.
+    pub(super) fn saw_foreign(&mut self, now: Duration) {
+        if !self.is_among_others(now) {
             self.foreign_resyncs = 0;
         }
-        self.last_foreign = now;
+        self.last_foreign = Some(now);
+    }
+
+    /// They have cost a resync. Says how often that was so, one soon after the other.
+    pub(super) fn was_disturbed(&mut self, now: Duration) -> u32 {
+        self.saw_foreign(now);
         self.foreign_resyncs += 1;
         self.foreign_resyncs
     }

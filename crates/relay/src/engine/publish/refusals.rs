@@ -43,7 +43,7 @@ pub(super) struct Refusals {
     /// keyed mode one that came late may be before what is read of it next.
     sought: BTreeSet<u64>,
     /// The last reading: the messages before this index may have been stored behind this sequence by
-    /// what was sent before it. In keyed mode others may have been answered since.
+    /// what was sent before it.
     read: (u64, u64),
     /// How often a message of a batch was lacking since a batch was stored whole.
     without_batches: u32,
@@ -73,13 +73,6 @@ impl Refusals {
         self.read = (end, last_seq);
     }
 
-    /// Behind which sequence the stream may have what it is said to refuse, if further back than
-    /// where that was sent last.
-    pub(super) fn doubted_behind(&self) -> Option<u64> {
-        let (end, last_seq) = self.read;
-        self.said.range(..end).next().map(|_| last_seq)
-    }
-
     pub(super) fn batch_stored(&mut self) {
         self.without_batches = 0;
     }
@@ -107,6 +100,7 @@ impl Publishing {
         if refusal == Refusal::ExpectedLastSequence && !is_misled {
             return self.resync(self.pause(Duration::from_millis(2)), why(&refusal).into());
         }
+        self.doubt(index);
         let said = self.refusals.said.entry(index);
         let said = said.or_insert(Refused { refusal: refusal.clone(), said_at: None, lacked: 0 });
         if std::mem::discriminant(&said.refusal) != std::mem::discriminant(&refusal) {
@@ -123,6 +117,17 @@ impl Publishing {
         if !is_misled && (holds_up || matches!(said.refusal, Refusal::Outage(_))) {
             let why = why(&said.refusal).to_owned();
             self.resync(Duration::ZERO, why);
+        }
+    }
+
+    /// In keyed mode others are answered meanwhile: the message is read from where it may have been
+    /// stored first.
+    pub(super) fn doubt(&mut self, index: u64) {
+        let ((end, last_seq), is_keyed) = (self.refusals.read, self.mode == Mode::Keyed);
+        if let Some(entry) = self.window.get_mut(index).filter(|it| is_keyed && !it.sent.is_doubted)
+        {
+            entry.sent.is_doubted = true;
+            entry.sent.after = entry.sent.after.min(if index < end { last_seq } else { u64::MAX });
         }
     }
 

@@ -35,10 +35,9 @@ impl Publishing {
         if !self.link.is_up() {
             return;
         }
-        let sent = self.window.iter_unresolved().filter(|(_, entry)| entry.stage == Stage::Sent);
-        let behind = sent.map(|(_, entry)| entry.sent.after).min();
-        let doubted = self.refusals.doubted_behind().filter(|_| self.mode == Mode::Keyed);
-        let behind = behind.into_iter().chain(doubted).min();
+        let unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
+        let sought = unresolved.filter(|it| it.stage == Stage::Sent || it.sent.is_doubted);
+        let behind = sought.map(|entry| entry.sent.after).min();
         let from = behind.unwrap_or(self.stream.known_seq()) + 1;
         self.batching.resync();
         self.link.resync(from, why);
@@ -98,7 +97,7 @@ impl Publishing {
         }
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         self.void_unless_as_sent(&tail, &stored);
-        self.window.go_back();
+        self.window.go_back(tail.last_seq);
         self.refusals.was_read(self.window.end(), tail.last_seq);
         self.batching.tail_read();
         self.link.up();
@@ -146,6 +145,9 @@ impl Publishing {
     /// the scanner may bring again: before its first batch.
     pub(crate) fn looked(&mut self, now: Duration, tail: Tail) {
         self.now = now;
+        if tail.last_foreign > self.stream.known_seq() {
+            self.link.saw_foreign(now);
+        }
         // A relay that had the slot before may have stored messages since the session began.
         // What was sent since the tail was read counts as well.
         if self.stream.in_flight() == 0 && !self.is_batch_open() {
@@ -181,7 +183,7 @@ impl Publishing {
             return;
         }
         self.figures.counts.foreign += foreign as u64;
-        let resyncs = self.link.saw_foreign(self.now);
+        let resyncs = self.link.was_disturbed(self.now);
         if !self.settings.stays_fenced && resyncs > FOREIGN_RESYNCS_MAX {
             let why = "others keep writing to the stream: give the relay one of its own".into();
             self.output.requests.push_back(Request::End(End::LeaveFence(why)));

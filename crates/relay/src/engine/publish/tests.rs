@@ -286,8 +286,8 @@ fn batching(waiting: usize) -> Publishing {
     let mut state = fenced();
     log(&mut state, 1);
     assert_eq!(parts(&mut state), [None], "nothing is behind it");
-    ack(&mut state, 0);
     log(&mut state, waiting);
+    ack(&mut state, 0);
     state
 }
 
@@ -309,11 +309,41 @@ fn a_batch_ends_with_what_waits_and_the_next_begins_when_it_is_answered() {
     assert_eq!(parts(&mut state), [part(1, 1, false), part(1, 2, false), part(1, 3, true)]);
     log(&mut state, 2);
     assert!(!state.has_send(), "a batch is on its way");
-    state.heard(Duration::ZERO, BrokerInput::Stored { batch: 1, count: 2 });
+    state.heard(Duration::ZERO, BrokerInput::Taking { batch: 1 });
     assert!(!state.has_send(), "a part of it is");
     state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 3, seq: 4 });
     assert_eq!(resolved(&mut state), [1, 2, 3, 4]);
     assert_eq!(parts(&mut state), [part(2, 1, false), part(2, 2, true)]);
+}
+
+#[test]
+fn a_batch_is_a_part_of_the_window() {
+    let mut state = batching(60);
+    let sent = parts(&mut state);
+    assert_eq!((sent.len(), sent[24]), (25, part(1, 25, true)));
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 25, seq: 26 });
+    assert_eq!(parts(&mut state).len(), 25, "the next one");
+}
+
+/// What others have published under its id may be in its place.
+#[test]
+fn the_first_event_after_a_pause_goes_by_itself() {
+    let mut state = batching(2);
+    parts(&mut state);
+    state.heard(Duration::ZERO, BrokerInput::Ended { batch: 1, count: 2, seq: 3 });
+    log(&mut state, 2);
+    assert_eq!(parts(&mut state), [None]);
+}
+
+#[test]
+fn among_others_each_event_goes_by_itself() {
+    let mut state = batching(3);
+    let foreign = Tail { foreign: 1, last_foreign: 2, ..Tail::ending_at(2) };
+    state.looked(Duration::ZERO, foreign);
+    assert_eq!(parts(&mut state), [None]);
+    let stored = BrokerInput::Acked { epoch: 0, index: 1, seq: 3, is_duplicate: false };
+    state.heard(Duration::ZERO, stored);
+    assert_eq!(parts(&mut state), [None], "another one waited behind it");
 }
 
 #[test]

@@ -22,11 +22,18 @@ pub(super) struct Stored {
     pub(super) position: Option<Position>,
     pub(super) position_event: Option<Uuid>,
     pub(super) at: Duration,
+    /// Another writer's message has the id of this event.
+    pub(super) takes: Option<u128>,
 }
 
 impl Stored {
-    pub(super) fn of_others() -> Self {
-        Self { id: None, position: None, position_event: None, at: Duration::ZERO }
+    pub(super) fn of_others(takes: Option<u128>) -> Self {
+        Self { id: None, position: None, position_event: None, at: Duration::ZERO, takes }
+    }
+
+    /// Whether the broker knows it by this id.
+    fn has_id(&self, id: u128) -> bool {
+        self.id == Some(id) || self.takes == Some(id)
     }
 
     /// A message names the event of its position only where that is another one.
@@ -182,10 +189,7 @@ impl World {
                 }
                 return (generation, answers);
             }
-            Outcome::Duplicate(seq) if number == 1 => {
-                self.taking.remove(&key);
-                return (generation, vec![BrokerInput::Ended { batch, count: 1, seq }]);
-            }
+            // It is skipped, and counts.
             Outcome::Duplicate(_) => taking.taken += 1,
             Outcome::Stored(seq) => (taking.taken, taking.seq) = (number, seq),
         }
@@ -194,11 +198,11 @@ impl World {
             answers.push(ended(taking));
         } else {
             if number == 1 {
-                answers.push(BrokerInput::Stored { batch, count: 0 });
+                answers.push(BrokerInput::Taking { batch });
             }
-            if duplicate.is_none() && taking.taken >= taking.answered + FLOW {
+            if taking.taken >= taking.answered + FLOW {
                 taking.answered += FLOW;
-                answers.push(BrokerInput::Stored { batch, count: taking.answered });
+                answers.push(BrokerInput::Taking { batch });
             }
             self.taking.insert(key, taking);
         }
@@ -217,20 +221,20 @@ impl World {
     /// A broker that restarts reads ids from the messages that it has. Until then it knows also those of
     /// messages that are gone (nats-server#6782).
     fn known(&self, message: &Flying) -> Option<u64> {
-        let at = self.stream.iter().rposition(|it| it.id == Some(message.id))?;
+        let at = self.stream.iter().rposition(|it| it.has_id(message.id))?;
         let is_forgotten = at < self.forgotten || self.forgotten_ids.contains(&at);
         let is_known = self.faults.dedup && !is_forgotten && self.is_remembered(at);
         is_known.then_some(at as u64 + 1)
     }
 
     /// Whether the message of the event has this place. The broker forgets sooner or later what it no
-    /// longer has.
+    /// longer has, and what others have stored.
     pub(super) fn has_message(&mut self, seq: u64, id: u128) -> bool {
         let at = usize::try_from(seq).expect("small") - 1;
         let is_there =
             !self.removed.contains(&at) && self.stream.get(at).is_some_and(|it| it.id == Some(id));
-        let newest = self.stream.iter().rposition(|it| it.id == Some(id));
-        let gone = newest.filter(|it| self.removed.contains(it));
+        let newest = self.stream.iter().rposition(|it| it.has_id(id));
+        let gone = newest.filter(|it| self.removed.contains(it) || self.stream[*it].id.is_none());
         self.forgotten_ids.extend(gone.filter(|_| self.rng.random_bool(0.5)));
         is_there
     }
@@ -268,6 +272,7 @@ impl World {
             position,
             position_event: message.position.map(|at| at.event),
             at: self.now,
+            takes: None,
         });
         Outcome::Stored(self.stream.len() as u64)
     }

@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    fn is_quiet(&self) -> bool {
+    pub(super) fn is_quiet(&self) -> bool {
         self.answers.is_empty() && self.connections.iter().all(VecDeque::is_empty)
     }
 

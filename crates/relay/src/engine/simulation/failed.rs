@@ -22,3 +22,11 @@ fn what_is_behind_a_batch_counts_when_the_batch_is_stored() {
         play(seed, Faults { fickle: true, foreign: Foreign::Always, poison: true, ..CALM });
     }
 }
+
+/// An event is said to be stored where it is not, waits, and is then said to be refused, time and again
+/// over new connections.
+#[test]
+fn in_keyed_mode_what_was_doubted_once_is_read_from_where_it_was_sent_first() {
+    let strangers = Faults { strangers: true, foreign: Foreign::Always, poison: true, ..CALM };
+    play(43_149_374, Faults { mode: Mode::Keyed, ..strangers });
+}

@@ -9,6 +9,8 @@ pub(super) enum Foreign {
     /// Only while nothing of the relay's is on its way or about to be.
     BetweenMessages,
     Always,
+    /// Under the ids of events that the stream does not have, except into a batch.
+    UnderIds,
 }
 
 #[derive(Clone, Copy, PartialEq)]

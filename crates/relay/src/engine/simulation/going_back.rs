@@ -25,7 +25,7 @@ impl World {
         if self.faults.foreign != Foreign::Never && self.rng.random_bool(0.3) {
             // Nothing tells of a loss but an event in whose place there is another message.
             let grown = self.rng.random_range(0..longest - end + 4);
-            self.stream.extend(std::iter::repeat_n(Message::of_others(), grown));
+            self.stream.extend(std::iter::repeat_n(Message::of_others(None), grown));
             self.has_grown |= grown > 0;
         }
         self.forgotten = self.forgotten.min(end);

@@ -77,6 +77,17 @@ fn fenced_mode_stays_in_commit_order_among_foreign_messages() {
     run(Faults { foreign: Foreign::Always, ..CALM });
 }
 
+// proves: G-STRANGER-3
+#[test]
+fn an_event_whose_id_others_took_is_published_in_order() {
+    for mode in [Mode::Fenced, Mode::Keyed] {
+        let taken = Faults { mode, foreign: Foreign::UnderIds, ..CALM };
+        run(taken);
+        run(Faults { poison: true, failing: true, hidden: true, locks: true, ..taken });
+        run(Faults { slot_loss: true, emitted: true, ..taken });
+    }
+}
+
 /// The stream stops taking batches, and takes them again: sessions of both modes follow each other.
 // proves: G-ORDER-2
 #[test]

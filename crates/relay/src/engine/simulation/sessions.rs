@@ -77,7 +77,9 @@ impl World {
         if self.is_gap_open {
             self.let_rescan();
         }
-        if !stream_is_whole && (seq.is_none() || !is_same) {
+        // A scan may have brought what the log brings again: to count on from its place is in vain.
+        let is_unsure = seq.is_none() || !is_same || !self.went_missing.is_empty();
+        if !stream_is_whole && is_unsure {
             self.let_repeat(place);
         }
         let noted = |place| {

@@ -1,13 +1,23 @@
-//! Others who hear a message, and answer it.
+//! Others who hear a message, and answer it, or publish under the id of an event.
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 
-use super::World;
 use super::broker::Flying;
+use super::{Foreign, World};
 use crate::engine::{BrokerInput, Refusal};
 
 impl World {
+    /// The id of one of the next events, for another writer's message.
+    pub(super) fn id_to_take(&mut self) -> Option<u128> {
+        if self.faults.foreign != Foreign::UnderIds {
+            return None;
+        }
+        let is_new = |id: &u128| !self.stored_ids.contains(id) && !self.parked.contains(id);
+        let next: Vec<u128> = (1..=self.next_id).filter(is_new).take(4).collect();
+        next.choose(&mut self.rng).copied()
+    }
+
     /// Adds what others answer to a message, before or behind what the stream does.
     pub(super) fn mix_in(&mut self, message: &Flying, answers: &mut Vec<BrokerInput>) {
         if !self.faults.strangers || self.rng.random_bool(0.6) {

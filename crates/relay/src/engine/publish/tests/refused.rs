@@ -165,8 +165,8 @@ fn a_message_behind_one_that_is_refused_is_not_parked_for_what_others_say() {
     let mut state = fenced();
     log(&mut state, 1);
     send_all(&mut state);
-    acknowledge(&mut state, 0, 1);
     log(&mut state, 3);
+    acknowledge(&mut state, 0, 1);
     assert_eq!(send_all(&mut state), 3, "in a batch");
     let refusal = || Refusal::Message("too large".into());
     state.heard(state.now, BrokerInput::Broken { batch: 1, number: 3, refusal: refusal() });
