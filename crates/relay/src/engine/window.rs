@@ -139,14 +139,27 @@ pub(crate) enum Stage {
 /// How an entry was sent last, if it was.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
-    /// The message can only be stored above this sequence of the stream.
+    /// The stream's last sequence as known then: what was sent last can only be stored above it.
     pub(crate) after: u64,
-    /// Keyed mode: somebody says that it is refused, or stored where it is not. What was sent of it
-    /// before may be stored.
+    /// What was sent of it before can only be stored above this one: no reading had it up to here.
+    first_after: Option<u64>,
+    /// Keyed mode: somebody says that it is refused, or stored where it is not.
     pub(crate) is_doubted: bool,
     pub(crate) at: Duration,
     /// Fenced mode: the last sequence that the message named.
     pub(crate) expected: u64,
+}
+
+impl Sent {
+    pub(crate) fn again(&mut self, known_seq: u64, now: Duration) {
+        (self.after, self.at) = (known_seq, now);
+        self.first_after.get_or_insert(known_seq);
+    }
+
+    /// Behind which sequence the message is to be looked for.
+    pub(crate) fn behind(&self) -> u64 {
+        self.first_after.filter(|_| self.is_doubted).unwrap_or(self.after)
+    }
 }
 
 /// Keyed mode: an entry's place among those of its aggregate.
@@ -260,12 +273,14 @@ impl Window {
         numbered.filter(|(_, entry)| entry.stage != Stage::Resolved)
     }
 
-    /// Everything sent and unanswered goes back to waiting.
-    /// The stream was read up to `last_seq`.
-    pub(crate) fn go_back(&mut self, last_seq: u64) {
+    /// Everything sent and unanswered goes back to waiting: the stream was read from sequence `from` up
+    /// to `last_seq`.
+    pub(crate) fn go_back(&mut self, from: u64, last_seq: u64) {
         for entry in &mut self.entries {
-            if entry.sent.is_doubted {
-                entry.sent.after = last_seq;
+            if let Some(after) = &mut entry.sent.first_after
+                && from <= *after + 1
+            {
+                *after = last_seq;
             }
             if entry.stage == Stage::Sent {
                 entry.stage = Stage::Waiting;

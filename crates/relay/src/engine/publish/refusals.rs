@@ -42,9 +42,6 @@ pub(super) struct Refusals {
     /// Messages that were said to be there already since the stream was read, and are looked for: in
     /// keyed mode one that came late may be before what is read of it next.
     sought: BTreeSet<u64>,
-    /// The last reading: the messages before this index may have been stored behind this sequence by
-    /// what was sent before it.
-    read: (u64, u64),
     /// How often a message of a batch was lacking since a batch was stored whole.
     without_batches: u32,
     strangers: u64,
@@ -67,10 +64,6 @@ impl Refusals {
 
     pub(super) fn sought(&mut self, index: u64) {
         self.sought.remove(&index);
-    }
-
-    pub(super) fn was_read(&mut self, end: u64, last_seq: u64) {
-        self.read = (end, last_seq);
     }
 
     pub(super) fn batch_stored(&mut self) {
@@ -123,11 +116,9 @@ impl Publishing {
     /// In keyed mode others are answered meanwhile: the message is read from where it may have been
     /// stored first.
     pub(super) fn doubt(&mut self, index: u64) {
-        let ((end, last_seq), is_keyed) = (self.refusals.read, self.mode == Mode::Keyed);
-        if let Some(entry) = self.window.get_mut(index).filter(|it| is_keyed && !it.sent.is_doubted)
-        {
-            entry.sent.is_doubted = true;
-            entry.sent.after = entry.sent.after.min(if index < end { last_seq } else { u64::MAX });
+        let is_keyed = self.mode == Mode::Keyed;
+        if let Some(entry) = self.window.get_mut(index) {
+            entry.sent.is_doubted |= is_keyed;
         }
     }
 

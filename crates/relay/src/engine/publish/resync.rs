@@ -37,7 +37,7 @@ impl Publishing {
         }
         let unresolved = self.window.iter_unresolved().map(|(_, entry)| entry);
         let sought = unresolved.filter(|it| it.stage == Stage::Sent || it.sent.is_doubted);
-        let behind = sought.map(|entry| entry.sent.after).min();
+        let behind = sought.map(|entry| entry.sent.behind()).min();
         let from = behind.unwrap_or(self.stream.known_seq()) + 1;
         self.batching.resync();
         self.link.resync(from, why);
@@ -97,8 +97,11 @@ impl Publishing {
         }
         let stored: HashMap<Uuid, u64> = tail.stored.iter().map(|it| (it.id, it.seq)).collect();
         self.void_unless_as_sent(&tail, &stored);
-        self.window.go_back(tail.last_seq);
-        self.refusals.was_read(self.window.end(), tail.last_seq);
+        let from = match self.link.state() {
+            Link::Resyncing { from } => from,
+            Link::Up | Link::Waiting { .. } => u64::MAX,
+        };
+        self.window.go_back(from, tail.last_seq);
         self.batching.tail_read();
         self.link.up();
         self.stream = StreamEnd::new(tail.last_seq);

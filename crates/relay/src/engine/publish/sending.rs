@@ -71,10 +71,7 @@ impl Publishing {
         let now = self.now;
         let entry = self.window.get_mut(index)?;
         entry.stage = Stage::Sent;
-        entry.sent.at = now;
-        if !entry.sent.is_doubted {
-            entry.sent.after = known_seq;
-        }
+        entry.sent.again(known_seq, now);
         entry.sent.expected = expected.unwrap_or_default();
         let position = match entry.origin {
             Origin::Log | Origin::Emitted => entry.position,

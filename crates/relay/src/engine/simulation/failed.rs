@@ -26,7 +26,8 @@ fn what_is_behind_a_batch_counts_when_the_batch_is_stored() {
 /// An event is said to be stored where it is not, waits, and is then said to be refused, time and again
 /// over new connections.
 #[test]
-fn in_keyed_mode_what_was_doubted_once_is_read_from_where_it_was_sent_first() {
-    let strangers = Faults { strangers: true, foreign: Foreign::Always, poison: true, ..CALM };
-    play(43_149_374, Faults { mode: Mode::Keyed, ..strangers });
+fn in_keyed_mode_what_is_doubted_is_read_from_where_it_was_sent_first() {
+    let strangers = Faults { strangers: true, poison: true, mode: Mode::Keyed, ..CALM };
+    play(43_149_374, Faults { foreign: Foreign::Always, ..strangers });
+    play(62_039_850, Faults { poison: false, ..strangers });
 }
