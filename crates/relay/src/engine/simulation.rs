@@ -468,10 +468,11 @@ impl World {
                     && !self.relay.jobs.iter().any(reads)
                     && !self.relay.outcomes.iter().any(told);
                 // Within a batch nobody could tell what has the id of its next message.
-                let has_none = self.publishing().is_among_others() || self.was_keyed;
-                let is_told = has_none && self.old_connections_are_empty();
+                let is_keyed = self.written.session == Mode::Keyed;
+                let sends_none = is_keyed || self.publishing().is_among_others();
+                let is_into_none = sends_none && self.old_connections_are_empty();
                 let is_under_ids = self.faults.foreign == Foreign::UnderIds;
-                is_between || is_told && is_under_ids && self.rng.random_bool(0.3)
+                is_between || is_into_none && is_under_ids && self.rng.random_bool(0.3)
             }
             Foreign::Always => self.rng.random_bool(0.3),
         }

@@ -125,7 +125,8 @@ impl Publishing {
         }
     }
 
-    /// Everything that was sent is answered: a batch may follow if something is waiting.
+    /// The stream has taken what an answer is about. Where that was all, a batch may follow if something
+    /// waits already.
     pub(super) fn answered(&mut self) {
         self.stream.settle();
         self.batching.is_answered = self.stream.in_flight() > 0 || self.waiting().is_some();
@@ -175,9 +176,10 @@ impl Publishing {
         }
     }
 
-    /// Whether others have written to the stream not long ago.
+    /// Whether others have written to the stream not long ago. A relay that has to stay fenced publishes
+    /// without ids: nothing is a duplicate.
     pub(crate) fn is_among_others(&self) -> bool {
-        self.link.is_among_others(self.now)
+        !self.settings.stays_fenced && self.link.is_among_others(self.now)
     }
 
     fn is_present(&self, number: u32) -> bool {

@@ -115,7 +115,7 @@ impl Publishing {
 
     /// In keyed mode others are answered meanwhile: the message is read from where it may have been
     /// stored first.
-    pub(super) fn doubt(&mut self, index: u64) {
+    fn doubt(&mut self, index: u64) {
         let is_keyed = self.mode == Mode::Keyed;
         if let Some(entry) = self.window.get_mut(index) {
             entry.sent.is_doubted |= is_keyed;

@@ -99,7 +99,6 @@ impl Publishing {
         let Some(entry) = self.window.get(index) else { return };
         let (id, attempts) = (entry.outgoing.event.id, entry.attempts);
         self.stream.given_up();
-        self.doubt(index);
         if self.mode == Mode::Fenced {
             // Everything behind it expects one message too many. It is read from before this message as
             // long as this counts as sent: the answer may be forged, and the message stored.

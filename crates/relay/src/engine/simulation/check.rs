@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    pub(super) fn is_quiet(&self) -> bool {
+    fn is_quiet(&self) -> bool {
         self.answers.is_empty() && self.connections.iter().all(VecDeque::is_empty)
     }
 
