@@ -13,7 +13,11 @@ async fn begun(version: &str) -> (Inbox, Worker) {
     let mut inbox = Inbox::with(TestEnvOptions { nats, ..TestEnvOptions::default() }).await;
     inbox.set("WORKER_MAX_ATTEMPTS", "1000000");
     let worker = inbox.worker();
-    worker.wait_active().await;
+    // A copy of the store that is taken before has no consumer: then none goes back.
+    until(DEADLINE, "the consumer is made", async || {
+        inbox.env.stream().await.consumer_info("worker").await.is_ok()
+    })
+    .await;
     (inbox, worker)
 }
 

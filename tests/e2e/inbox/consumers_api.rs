@@ -122,7 +122,7 @@ async fn the_database_of_a_copied_server_has_another_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_breaker_that_is_closed_lets_events_through_at_once() {
     let mut scene = Scene::new().await;
-    scene.env.set("TAILPOST_INBOX__BACKOFF", "30m,60m");
+    scene.env.set("TAILPOST_INBOX__BACKOFF", "24h");
     let _inbox = scene.inbox().await;
     scene.service.answer(503);
     for n in 0..4 {

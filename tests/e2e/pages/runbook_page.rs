@@ -36,7 +36,7 @@ async fn trouble_of_relay_and_inbox_is_mended_as_the_runbook_shows() {
     env.set("TAILPOST_ADMIN__INBOX_LISTEN", &inbox_admin.addr().to_string());
     env.set("TAILPOST_RELAY__ON_PARK", "block_key");
     // The page closes the breaker before it probes by itself.
-    env.set("TAILPOST_INBOX__BACKOFF", "30m,60m");
+    env.set("TAILPOST_INBOX__BACKOFF", "24h");
     let relay = env.relay();
     relay.wait_active().await;
     what_the_stream_does_not_take(&env).await;
