@@ -51,7 +51,8 @@ impl StoreCopy {
         env.nats.start_again().await.expect("start the broker");
     }
 
-    async fn restore(self, env: &mut TestEnv) {
+    /// The broker, which has ended, starts from the copy.
+    pub(crate) async fn restore(self, env: &mut TestEnv) {
         env.removes_messages();
         env.nats.put_store_back(&self.0).expect("put the copy back");
         env.nats.start_again().await.expect("start the broker");

@@ -174,6 +174,9 @@ impl Session {
 
     /// Hands over what may be sent and what the connection takes without waiting.
     fn send(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
+        if !self.publisher.is_connected() {
+            return Ok(());
+        }
         for _ in 0..SENDS_AT_ONCE {
             if !self.engine.has_send() || !self.publisher.is_ready() {
                 break;
