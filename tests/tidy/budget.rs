@@ -13,7 +13,7 @@ const LINES: [(&str, usize); 9] = [
     ("operate", 14131),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18729),
+    ("relay", 18720),
     ("servers", 2447),
     ("tailpost", 12823),
 ];

@@ -174,8 +174,8 @@ impl Session {
 
     /// Hands over what may be sent and what the connection takes without waiting.
     fn send(&mut self, reporter: &mut Reporter) -> Result<(), Error> {
-        if !self.publisher.is_connected() {
-            return Ok(());
+        if self.engine.has_send() && !self.publisher.is_connected() {
+            self.engine.apply(self.now(), BrokerInput::LinkLost);
         }
         for _ in 0..SENDS_AT_ONCE {
             if !self.engine.has_send() || !self.publisher.is_ready() {

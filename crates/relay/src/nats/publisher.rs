@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use async_nats::client::{PublishError, PublishErrorKind, Statistics};
+use async_nats::client::{PublishErrorKind, Statistics};
 use async_nats::connection::State;
 use async_nats::header::{HeaderMap, HeaderName, HeaderValue};
 use async_nats::message::OutboundMessage;
@@ -86,7 +86,6 @@ pub(crate) struct Publisher {
     /// Because a message was too large for the server.
     connected_anew_at: Option<Instant>,
     limits: watch::Receiver<Limits>,
-    link: watch::Receiver<NatsLink>,
     permission_violations: PermissionViolations,
 }
 
@@ -138,28 +137,18 @@ impl Publisher {
             connects,
             connected_anew_at: None,
             limits,
-            permission_violations: PermissionViolations::new(link.clone()),
-            link,
+            permission_violations: PermissionViolations::new(link),
         };
         Ok((publisher, answers))
     }
 
     /// Waits until one message can be handed over without blocking.
     ///
-    /// Cancel safe. Pending while the broker is away. The client loses events if it has too many to
-    /// tell: whoever waits asks anew now and then.
+    /// Cancel safe. While the broker is away the client's queue fills and this stays pending.
     pub(crate) async fn ready(&mut self) -> Result<(), Error> {
-        while self.client.connection_state() != State::Connected {
-            if self.link.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
-        let has_room = self.has_room().await;
-        has_room.map_err(Error::jetstream("reach the connection to the broker"))
-    }
-
-    fn has_room(&mut self) -> impl Future<Output = Result<(), PublishError>> {
         std::future::poll_fn(|cx| self.client.poll_ready_unpin(cx))
+            .await
+            .map_err(Error::jetstream("reach the connection to the broker"))
     }
 
     /// Whether the connection is there, and the one that [`reconnected`](Self::reconnected) knows. What the
@@ -171,7 +160,7 @@ impl Publisher {
 
     /// Whether another message can be handed over right now.
     pub(crate) fn is_ready(&mut self) -> bool {
-        matches!(self.has_room().now_or_never(), Some(Ok(())))
+        matches!(self.ready().now_or_never(), Some(Ok(())))
     }
 
     /// Hands a message over; [`ready`](Self::ready) must have said so. Says why, if the message cannot

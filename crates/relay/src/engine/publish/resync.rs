@@ -67,7 +67,7 @@ impl Publishing {
     pub(super) fn link_lost(&mut self) {
         self.copies.pacing.reconnected();
         match self.link.state() {
-            Link::Up => self.resync(Duration::ZERO, "the connection was replaced".into()),
+            Link::Up => self.resync(Duration::ZERO, "the connection was lost".into()),
             Link::Waiting { .. } => {
                 self.link.attempt();
                 self.read_tail(Duration::ZERO);
