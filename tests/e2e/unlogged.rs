@@ -166,7 +166,8 @@ mod long {
         env.wait_marked().await;
         let rows: i64 = env.query("SELECT count(*) FROM outbox_events").await;
         assert_eq!(env.stored_count().await, rows.cast_unsigned(), "{}", relay.log());
-        assert!(relay.log().contains("the stream has them all the same"), "{}", relay.log());
+        let has_told = async || relay.log().contains("the stream has them all the same");
+        until(DEADLINE, "it is told", has_told).await;
         assert!(!relay.log().contains(SHOUT), "{}", relay.log());
         let placed = "SELECT count(*) FROM outbox_events WHERE stream_seq IS NOT NULL";
         assert_eq!(env.query::<i64>(placed).await, rows);

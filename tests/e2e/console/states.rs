@@ -58,6 +58,7 @@ mod long {
         stage.emit("o-1", 10).await;
         let browser = stage.browser("admin").await;
         browser.wait_text(".word", "Working").await;
+        browser.wait_text("a.name", "billing").await;
         browser.size(1440, 900).await;
 
         stage.inbox.sigterm();
