@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::{AckPolicy, pull};
 use futures_util::StreamExt;
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join, try_join_all};
 use outbox::Event;
 
 use crate::bench_env::BenchEnv;
@@ -15,20 +15,41 @@ const BATCH: usize = 64;
 pub(crate) const CONNECTIONS: usize = 8;
 
 const BARE: &str = "bare";
+const BOTH: &str = "both";
 
 /// A durable pull consumer that acknowledges each message and does nothing else.
 pub(crate) async fn consumer(env: &BenchEnv<'_>) -> Result<Cost> {
-    let (stream, count) = (&env.all.stream, env.all.count());
+    let meter = env.servers.meter()?;
+    take_all(env, BARE).await?;
+    meter.cost(env.all.count())
+}
+
+/// The same records in the same batches on as many connections, without any event to handle.
+pub(crate) async fn insert(env: &BenchEnv<'_>) -> Result<Cost> {
+    let meter = env.servers.meter()?;
+    write_all(env, BARE).await?;
+    let cost = meter.cost(env.all.count())?;
+    env.check(&env.all.stream, BARE, env.all.count()).await?;
+    Ok(cost)
+}
+
+/// The two side by side, neither waiting for the other.
+pub(crate) async fn both(env: &BenchEnv<'_>) -> Result<Cost> {
+    let meter = env.servers.meter()?;
+    try_join(take_all(env, BOTH), write_all(env, BOTH)).await?;
+    meter.cost(env.all.count())
+}
+
+async fn take_all(env: &BenchEnv<'_>, name: &str) -> Result<()> {
+    let (stream, mut left) = (&env.all.stream, env.all.count());
     let config = pull::Config {
-        durable_name: Some(BARE.to_owned()),
+        durable_name: Some(name.to_owned()),
         ack_policy: AckPolicy::Explicit,
         max_ack_pending: 4_096,
         ..pull::Config::default()
     };
     let consumer = env.jetstream.get_stream(stream).await?.create_consumer(config).await;
     let consumer = consumer.context("create the bare consumer")?;
-    let meter = env.servers.meter()?;
-    let mut left = count;
     while left > 0 {
         let mut messages = consumer.fetch().max_messages(PULLED).messages().await?;
         while let Some(message) = messages.next().await {
@@ -37,23 +58,18 @@ pub(crate) async fn consumer(env: &BenchEnv<'_>) -> Result<Cost> {
             left = left.checked_sub(1).context("a message came twice")?;
         }
     }
-    while env.handled(stream, BARE).await?.1 > 0 {}
-    meter.cost(count)
+    while env.handled(stream, name).await?.1 > 0 {}
+    Ok(())
 }
 
-/// The same records in the same batches on as many connections, without any event to handle.
-pub(crate) async fn insert(env: &BenchEnv<'_>) -> Result<Cost> {
-    let count = env.all.count();
+async fn write_all(env: &BenchEnv<'_>, name: &str) -> Result<()> {
     let share = env.all.events.len().div_ceil(CONNECTIONS);
-    let meter = env.servers.meter()?;
-    let loops = env.all.events.chunks(share).map(|events| insert_all(env, events));
+    let loops = env.all.events.chunks(share).map(|events| write(env, name, events));
     try_join_all(loops).await?;
-    let cost = meter.cost(count)?;
-    env.check(&env.all.stream, BARE, count).await?;
-    Ok(cost)
+    Ok(())
 }
 
-async fn insert_all(env: &BenchEnv<'_>, events: &[Event]) -> Result<()> {
+async fn write(env: &BenchEnv<'_>, name: &str, events: &[Event]) -> Result<()> {
     let client = env.servers.postgres.client(&env.database).await?;
     let sql = "INSERT INTO inbox_messages (consumer, message_id, event_time, subject, stream,
                    stream_seq, status, attempts, finished_attempts, processed_at, lease_owner)
@@ -67,7 +83,7 @@ async fn insert_all(env: &BenchEnv<'_>, events: &[Event]) -> Result<()> {
     for events in events.chunks(BATCH) {
         let ids: Vec<_> = events.iter().map(|it| it.id).collect();
         let times: Vec<_> = events.iter().map(|it| it.occurred_at).collect();
-        let written = client.execute(&statement, &[&BARE, &ids, &times, &subject, stream]).await;
+        let written = client.execute(&statement, &[&name, &ids, &times, &subject, stream]).await;
         ensure!(written.context("insert records")? == events.len() as u64, "records were there");
     }
     Ok(())

@@ -2,8 +2,9 @@
 //!
 //! Every round stores events in streams of its own and takes them: with a bare pull
 //! consumer, with an inbox whose transactional handler does nothing, and with one that calls an HTTP
-//! service; the fourth writes the same records without any stream. A fifth phase stores events at a
-//! steady pace while an inbox calls the service. The order changes from round to round. `benches/README.md` says what each figure means.
+//! service; the fourth writes the same records without any stream, and the fifth is the first and the
+//! fourth at once. A sixth phase stores events at a steady pace while an inbox calls the service. The
+//! order changes from round to round. `benches/README.md` says what each figure means.
 
 // What both benchmarks measure in the same way.
 mod bench_env;
@@ -71,13 +72,14 @@ struct Cli {
 enum Phase {
     Consumer,
     Insert,
+    Both,
     Transactional,
     Http,
     Paced,
 }
 
-const PHASES: [Phase; 5] =
-    [Phase::Consumer, Phase::Insert, Phase::Transactional, Phase::Http, Phase::Paced];
+const PHASES: [Phase; 6] =
+    [Phase::Consumer, Phase::Insert, Phase::Both, Phase::Transactional, Phase::Http, Phase::Paced];
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -106,13 +108,14 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
     let mut phases = PHASES;
     phases.rotate_left(number as usize % PHASES.len());
     let (mut consumer, mut insert, mut transactional) = (None, None, None);
-    let (mut http, mut paced) = (None, None);
+    let (mut both, mut http, mut paced) = (None, None, None);
     for phase in phases {
         progress(&format!("round {}: {phase:?}", number + 1));
         env.checkpoint().await?;
         match phase {
             Phase::Consumer => consumer = Some(limits::consumer(&env).await?),
             Phase::Insert => insert = Some(limits::insert(&env).await?),
+            Phase::Both => both = Some(limits::both(&env).await?),
             Phase::Transactional => transactional = Some(drain::transactional(&env).await?),
             Phase::Http => http = Some(drain::http(&env).await?),
             Phase::Paced => paced = Some(paced::http(&env).await?),
@@ -123,6 +126,7 @@ async fn round(servers: &Servers, events: u32, number: u32) -> Result<Round> {
     Ok(Round {
         consumer: consumer.context(every)?,
         insert: insert.context(every)?,
+        both: both.context(every)?,
         transactional: transactional.context(every)?,
         http: http.context(every)?,
         paced: paced.context(every)?,

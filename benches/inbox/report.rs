@@ -48,6 +48,7 @@ pub(crate) struct Latency {
 pub(crate) struct Round {
     pub(crate) consumer: Cost,
     pub(crate) insert: Cost,
+    pub(crate) both: Cost,
     pub(crate) transactional: Drain,
     pub(crate) http: Drain,
     pub(crate) paced: Latency,
@@ -69,18 +70,25 @@ struct Figure {
 
 const MIB: f64 = (1 << 20) as f64;
 
-static FIGURES: [Figure; 18] = [
+static FIGURES: [Figure; 21] = [
     figure("consumer_per_second", "bare pull consumer, events/s", 0, |it| {
         it.consumer.events_per_second
     }),
     figure("insert_per_second", "bare INSERT ON CONFLICT, events/s", 0, |it| {
         it.insert.events_per_second
     }),
+    figure("both_per_second", "both at once, events/s", 0, |it| it.both.events_per_second),
+    figure("both_ratio", "  both at once / slower limit", 2, |it| {
+        it.both.events_per_second / it.slower_limit()
+    }),
     figure("transactional_per_second", "inbox, transactional, events/s", 0, |it| {
         it.transactional.cost.events_per_second
     }),
     figure("transactional_ratio", "  transactional / slower limit", 2, |it| {
         it.transactional.cost.events_per_second / it.slower_limit()
+    }),
+    figure("transactional_both_ratio", "  transactional / both at once", 2, |it| {
+        it.transactional.cost.events_per_second / it.both.events_per_second
     }),
     figure("http_per_second", "inbox, HTTP, events/s", 0, |it| it.http.cost.events_per_second),
     figure("http_ratio", "  HTTP / slower limit", 2, |it| {
