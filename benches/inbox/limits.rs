@@ -37,7 +37,9 @@ pub(crate) async fn insert(env: &BenchEnv<'_>) -> Result<Cost> {
 pub(crate) async fn both(env: &BenchEnv<'_>) -> Result<Cost> {
     let meter = env.servers.meter()?;
     try_join(take_all(env, BOTH), write_all(env, BOTH)).await?;
-    meter.cost(env.all.count())
+    let cost = meter.cost(env.all.count())?;
+    env.check(&env.all.stream, BOTH, env.all.count()).await?;
+    Ok(cost)
 }
 
 async fn take_all(env: &BenchEnv<'_>, name: &str) -> Result<()> {

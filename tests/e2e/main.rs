@@ -19,6 +19,7 @@ mod chaos;
 mod checkpoint;
 mod commands;
 mod commits;
+mod committed_meanwhile;
 mod confirmation;
 mod connections;
 mod console;

@@ -144,7 +144,7 @@ impl Publisher {
 
     /// Waits until one message can be handed over without blocking.
     ///
-    /// Cancel safe. While the broker is away the client's queue fills and this stays pending.
+    /// Cancel safe. Pending while the client's queue is full.
     pub(crate) async fn ready(&mut self) -> Result<(), Error> {
         std::future::poll_fn(|cx| self.client.poll_ready_unpin(cx))
             .await
