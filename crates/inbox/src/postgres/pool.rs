@@ -211,7 +211,7 @@ impl Pool {
 
     fn note_opened(&self) {
         self.outage().failures = 0;
-        self.note_answer();
+        self.end_trouble();
         self.opened.notify_waiters();
     }
 
@@ -224,8 +224,15 @@ impl Pool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// The database has answered somebody.
+    /// The database has answered somebody. Who asks for a connection just now says more of it: there may
+    /// be none, or none of use.
     pub(crate) fn note_answer(&self) {
+        if self.probe.try_lock().is_ok() {
+            self.end_trouble();
+        }
+    }
+
+    fn end_trouble(&self) {
         let mut outage = self.outage();
         if self.trouble.send_if_modified(|trouble| trouble.take().is_some()) {
             outage.said.clear();

@@ -26,8 +26,12 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
 /// Whether one of several events is to blame: what is said about it, or somebody has locked its
 /// record.
 pub(crate) fn is_of_one(error: &Error) -> bool {
-    let is_locked = matches!(error, Error::Sql { source, .. } if asks_again(source));
-    is_locked || is_about_data(error) || matches!(error, Error::KeptOut { .. })
+    is_locked(error) || is_about_data(error) || matches!(error, Error::KeptOut { .. })
+}
+
+/// Whether somebody has locked what the statement needs.
+pub(crate) fn is_locked(error: &Error) -> bool {
+    matches!(error, Error::Sql { source, .. } if asks_again(source))
 }
 
 /// Why there is no dead letter.

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::engine::{Decision, Item, Report};
 use crate::postgres::attended::answered;
-use crate::postgres::sqlstate::{is_about_data, is_of_one};
+use crate::postgres::sqlstate::{is_about_data, is_locked, is_of_one};
 use crate::postgres::store::Store;
 use crate::worker::lease::{Lease, Over};
 use crate::worker::work::{
@@ -141,9 +141,12 @@ async fn claim_all(context: &Context, items: Vec<Item>, reports: &Reports) -> Ve
 /// being claimed.
 async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<Begun, Error> {
     let (mut ours, mut done) = (Vec::new(), Vec::new());
+    let mut all_locked = true;
     store.wait_briefly(true).await?;
     for item in items {
-        match context.claim(store, vec![item.clone()]).await {
+        let claimed = context.claim(store, vec![item.clone()]).await;
+        all_locked &= claimed.as_ref().is_err_and(is_locked);
+        match claimed {
             Ok((claimed, reports)) => {
                 ours.extend(claimed);
                 done.extend(reports);
@@ -159,6 +162,9 @@ async fn claim_each(context: &Context, store: &Store, items: &[Item]) -> Result<
         }
     }
     store.wait_briefly(false).await?;
+    if all_locked {
+        context.look_for_locked_tables(store).await?;
+    }
     Ok((ours, done))
 }
 
@@ -242,9 +248,12 @@ async fn write_each(
     store: &Store,
     batch: &mut Vec<Ended>,
 ) -> Result<Vec<Option<Report>>, Error> {
+    let mut all_locked = true;
     store.wait_briefly(true).await?;
     for at in (0..batch.len()).rev() {
-        let report = match context.end(store, &endings(&batch[at..=at])).await {
+        let ended = context.end(store, &endings(&batch[at..=at])).await;
+        all_locked &= ended.as_ref().is_err_and(is_locked);
+        let report = match ended {
             Ok(mut reports) => match reports.remove(0) {
                 Some(report) => report,
                 None => continue,
@@ -263,6 +272,9 @@ async fn write_each(
         batch.remove(at);
     }
     store.wait_briefly(false).await?;
+    if all_locked {
+        context.look_for_locked_tables(store).await?;
+    }
     Ok(Vec::new())
 }
 

@@ -22,7 +22,7 @@ use crate::nats::reconnects::Unanswered;
 use crate::postgres::attended::answered;
 use crate::postgres::pool::Pool;
 use crate::postgres::resolved;
-use crate::postgres::sqlstate::{asks_again, is_refused, without_letter};
+use crate::postgres::sqlstate::{asks_again, is_locked, is_refused, without_letter};
 use crate::postgres::store::Store;
 use crate::postgres::tables::{Partitions, Room};
 use crate::record::{Cause, Claim, ClaimReply, UNFINISHED_MAX};
@@ -241,6 +241,20 @@ impl Context {
             }
         }
         Ok((ours, done))
+    }
+
+    /// Each of several events was refused for a lock: fails if it is one on a table, which is in
+    /// everybody's way. A claim of no event needs the tables, and no record.
+    pub(crate) async fn look_for_locked_tables(&self, store: &Store) -> Result<(), Error> {
+        let claiming = store.sql().claim(store.client(), (self.term.token, Uuid::nil()), &[]).await;
+        let looked = claiming.map(drop).map_err(Error::sql("claim events"));
+        if let Err(error) = &looked
+            && is_locked(error)
+        {
+            self.pool.note_trouble(error);
+            self.pool.close_idle(); // A new one meets the lock too, and says when it is gone.
+        }
+        looked
     }
 
     /// Which attempt begins, and how long ago the first failed, or what becomes of the event without one.

@@ -222,6 +222,7 @@ async fn of_a_group_whose_records_are_locked_each_is_waited_for_briefly() {
     write_all(&context, &mut batch).await;
     let (took, usual) = (began.elapsed(), Duration::from_secs(1));
     assert_eq!(batch.len() as u64, EVENTS, "nothing is written");
+    assert_eq!(*context.pool.trouble().borrow(), None, "the tables are free");
     assert!(took < 3 * usual, "{EVENTS} and the group took {took:?}");
     locking.rollback().await.expect("give the locks back");
     write_all(&context, &mut batch).await;
@@ -254,4 +255,53 @@ async fn of_a_group_of_claims_one_that_is_locked_keeps_no_other() {
     locking.rollback().await.expect("give the lock back");
     let claimed = claim_all(&context, items.split_off(4), &reports).await;
     assert_eq!(claimed.len(), 1, "nobody locks it now");
+}
+
+/// Somebody makes an index, for an hour: it is not the events that are to blame, and `/readyz` says so,
+/// although connections enough are there already.
+#[tokio::test]
+async fn a_table_that_is_locked_is_no_record_that_is() {
+    let Server { postgres, client: _client, context } = server().await;
+    let (reports, mut said) = mpsc::channel(64);
+    let mut items = items();
+    let claimed = claim_all(&context, items.drain(..2).collect(), &reports).await;
+    let stores = (context.pool.get().await, context.pool.get().await, context.pool.get().await);
+    for store in [stores.0, stores.1, stores.2] {
+        context.pool.put(store);
+    }
+    let mut trouble = context.pool.trouble();
+    let mut other = postgres.client("postgres").await.expect("connect");
+
+    let ended = |(item, claimed): (Item, Claimed)| Ended {
+        item,
+        decision: Some(Decision::Complete { outcome: None }),
+        took: None,
+        _lease: context.leases.keep(claimed.claim, 0, claimed.since),
+        claimed,
+        reports: reports.clone(),
+    };
+    let verdicts: Vec<Ended> = claimed.into_iter().map(ended).collect();
+    for mut verdicts in [Vec::new(), verdicts] {
+        let reports_due = if verdicts.is_empty() { items.len() } else { verdicts.len() };
+        let locking = other.transaction().await.expect("begin");
+        locking.batch_execute("LOCK TABLE inbox_messages IN SHARE MODE").await.expect("lock it");
+        let working = async {
+            if verdicts.is_empty() {
+                assert!(claim_all(&context, items.clone(), &reports).await.is_empty());
+            } else {
+                write_all(&context, &mut verdicts).await;
+            }
+        };
+        let seeing = async {
+            let seen = trouble.wait_for(Option::is_some).await.expect("there is a pool").clone();
+            assert!(seen.is_some_and(|it| it.contains("lock timeout")));
+            let waiting = timeout(SOON, context.pool.get()).await;
+            assert!(waiting.is_err(), "another connection meets the lock too");
+            locking.rollback().await.expect("give it back");
+            context.pool.put(context.pool.get().await);
+        };
+        timeout(4 * SOON, async { tokio::join!(working, seeing) }).await.expect("all is told");
+        assert_eq!(*context.pool.trouble().borrow(), None, "it is over");
+        assert_eq!(reported(&mut said, reports_due).await.len(), reports_due);
+    }
 }
