@@ -16,7 +16,7 @@ const DISABLE: &str = r#"ALTER TABLE "public"."outbox_dead_letter" DISABLE TRIGG
 
 const DROP: &str = r#"ALTER TABLE "public"."outbox_dead_letter" DROP CONSTRAINT small"#;
 
-const POISON: &str = "SELECT outbox_emit('order', 'o-1', 'Placed', '{}', headers => '[]')";
+const POISON: &str = "SELECT outbox_emit('order', 'p-1', 'Placed', '{}', headers => '[]')";
 
 async fn a_refused_letter_is_not_lost(mode: &str, keeps: &str, mends: &str) {
     let mut env = TestEnv::new().await;

@@ -64,8 +64,8 @@ impl Store {
                  SELECT id, nextval('{sequence}') AS place FROM (
                      SELECT o.{id} AS id FROM {outbox} o
                      WHERE published_at IS NULL AND seq <= {given} AND {transaction} > (
-                         SELECT max({newest}) FROM {outbox} n
-                         WHERE published_at IS NULL AND seq = {last})
+                         SELECT {newest} FROM {outbox} n -- PostgreSQL 14 has no max(xid8)
+                         WHERE published_at IS NULL AND seq = {last} ORDER BY 1 DESC LIMIT 1)
                      ORDER BY seq FOR UPDATE SKIP LOCKED) AS since) AS numbered
              WHERE o.{id} = numbered.id",
             outbox = self.table.quoted(),
