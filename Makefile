@@ -44,9 +44,10 @@ simulate: ## play SEEDS schedules of each simulation of the relay and the inbox
 		$(CARGO) test --release --no-fail-fast -p tailpost-relay -p tailpost-inbox --lib -- \
 		simulation:: engine::outages:: $(ARGS)
 
-# Row filters, hence shards, came with PostgreSQL 15.
+# Row filters, hence shards, and lists of columns came with PostgreSQL 15.
 BEFORE_NATS_2_14 = $(shell sed -n 's/^[a-z].*/test(&)/p' tests/before_nats_2.14 | paste -sd+)
-SINCE_POSTGRESQL_15 = test(shards) + test(relays_delete_by_themselves)
+SINCE_POSTGRESQL_15 = test(shards) + test(relays_delete_by_themselves) \
+	+ test(columns_that_the_publication)
 
 matrix: servers-all ## run those of `make test` with servers on every supported version; VERSIONS="14/2.11"
 	$(CARGO) build --workspace --bin tailpost

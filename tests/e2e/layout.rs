@@ -51,6 +51,38 @@ async fn a_table_of_an_application_is_made_lean() {
     assert_eq!(env.stored_ids().await, [old, new].concat());
 }
 
+/// PostgreSQL logs such an update as an insert of the row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_without_a_mark_that_would_move_to_another_partition_is_not_published_again() {
+    let mut env = TestEnv::new().await;
+    env.set("TAILPOST_RELAY__MARK", "lean");
+    env.execute(
+        "CREATE TABLE outbox_events (
+             id UUID, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
+             event_type TEXT NOT NULL, payload JSONB NOT NULL, note TEXT,
+             archived BOOLEAN DEFAULT false, PRIMARY KEY (id, archived)
+         ) PARTITION BY LIST (archived);
+         CREATE TABLE live PARTITION OF outbox_events FOR VALUES IN (false);
+         CREATE TABLE archive PARTITION OF outbox_events FOR VALUES IN (true)",
+    )
+    .await;
+    env.setup().await;
+    let (told, _) = env.ends_with(0, &["setup"]).await;
+    assert!(!told.contains("tailpost_stay"), "made anew: {told}");
+    let _relay = env.relay();
+    let ids = env.insert(5).await;
+    env.wait_stored(5).await;
+    env.execute("UPDATE outbox_events SET note = 'kept', archived = false").await;
+    let client = env.client().await;
+    let moving = client.execute("UPDATE outbox_events SET archived = true", &[]).await;
+    let refused = moving.expect_err("it is refused");
+    let refused = refused.as_db_error().expect("by PostgreSQL");
+    assert!(refused.message().contains("partition key of an event without a mark"), "{refused}");
+    let more = env.insert(5).await;
+    env.wait_stored(10).await;
+    assert_eq!(env.stored_ids().await, [ids, more].concat());
+}
+
 /// As an administrator would.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_plan_of_a_lean_table_runs_twice() {

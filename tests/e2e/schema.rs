@@ -39,8 +39,6 @@ async fn columns_come_and_go_under_load_and_nothing_is_lost() {
         // Writes the table anew: those rows are no new events.
         "ADD COLUMN changed_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()",
         "DROP COLUMN note",
-        "RENAME COLUMN correlation_id TO correlation",
-        "RENAME COLUMN correlation TO correlation_id",
         "DROP COLUMN causation_id CASCADE",
         "DROP COLUMN headers CASCADE",
         "ADD COLUMN headers JSONB, ADD COLUMN causation_id UUID",
@@ -117,6 +115,52 @@ async fn a_required_column_that_is_missing_stops_the_relay_and_nothing_is_lost()
     env.wait_marked().await;
     assert_eq!(env.stored_ids().await, expected);
     until(DEADLINE, "the relay follows the log", async || mended.log().contains("following")).await;
+}
+
+/// The relay can do without such columns, but their values are there all the same.
+async fn values_that_the_log_leaves_out_are_not_lost(breaks: &str, mends: &str, named: &str) {
+    let env = TestEnv::new().await;
+    env.setup().await;
+    for rows_before in [0, 3] {
+        let relay = env.relay();
+        relay.wait_active().await;
+        let before = env.stored_count().await;
+        env.insert(rows_before).await;
+        env.wait_stored(before + u64::from(rows_before.cast_unsigned())).await;
+        env.execute(breaks).await;
+        let headers = if breaks.ends_with("meta") { "meta" } else { "headers" };
+        let insert = format!(
+            "INSERT INTO outbox_events
+                 (id, aggregate_type, aggregate_id, event_type, payload, {headers})
+             SELECT gen_random_uuid(), 'order', 'o-1', 'OrderPlaced', '{{}}', '{{\"tenant\": 1}}'
+             FROM generate_series(1, 5)"
+        );
+        env.execute(&insert).await;
+        let status = relay.wait_exit(DEADLINE).await;
+        assert_eq!(status.code(), Some(4), "{}", relay.log());
+        assert!(relay.log().contains(named), "{}", relay.log());
+        env.execute(mends).await;
+        env.ends_with(0, &["relay", "--once"]).await;
+        let stored = env.stored().await;
+        let whole = stored.iter().filter(|it| it.header("tenant").is_some()).count();
+        assert_eq!((whole, stored.len()), if rows_before == 0 { (5, 5) } else { (10, 13) });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_column_that_is_renamed_while_the_relay_runs_loses_no_value() {
+    let rename = |from, to| format!("ALTER TABLE outbox_events RENAME COLUMN {from} TO {to}");
+    let (breaks, mends) = (rename("headers", "meta"), rename("meta", "headers"));
+    let named = "column \"headers\" is missing or renamed";
+    values_that_the_log_leaves_out_are_not_lost(&breaks, &mends, named).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn columns_that_the_publication_leaves_out_lose_no_value() {
+    let mends = "ALTER PUBLICATION tailpost SET TABLE outbox_events";
+    let breaks = format!("{mends} (id, aggregate_type, aggregate_id, event_type, payload)");
+    let named = "are missing, or not published";
+    values_that_the_log_leaves_out_are_not_lost(&breaks, mends, named).await;
 }
 
 /// The log keeps rows in the shape in which they were written.

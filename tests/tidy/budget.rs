@@ -10,10 +10,10 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11659),
     ("lab", 6727),
-    ("operate", 14131),
+    ("operate", 14187),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18720),
+    ("relay", 18738),
     ("servers", 2447),
     ("tailpost", 12823),
 ];

@@ -25,7 +25,7 @@ use super::maintain::make_ahead;
 use super::partitioning::{begin, convert};
 use crate::checks::RemedyKind;
 use crate::retire::retire;
-use crate::sql::{Store, create_index};
+use crate::sql::{Store, create_index, stay};
 
 /// How long a slot may wait for older transactions. A relay does not have to wait for it.
 const SLOT_WAITS_MAX: Duration = Duration::from_secs(10);
@@ -91,8 +91,12 @@ pub fn plan(config: &Config, storage: Storage) -> SetupPlan {
         ),
         false => String::new(),
     };
+    let stay = match config.mark.by {
+        MarkBy::Lean => stay::stay(&config.table) + ";\n\n",
+        MarkBy::Row | MarkBy::Delete => String::new(),
+    };
     let sql = format!(
-        "{partitioned}{migrations}\n{index}{publications}\n\
+        "{partitioned}{migrations}\n{index}{stay}{publications}\n\
          -- {what} created by `tailpost setup` on a replication connection, together with the\n\
          -- {is} which rows {it} made by hand cannot be used:\n{slots}",
         migrations = migrations::render(&config.table, layout(config)),
@@ -281,6 +285,10 @@ async fn indexes(config: &Config, store: &Store) -> Result<Vec<SetupStep>, Error
         steps.extend(
             created.then(|| SetupStep { what: format!("index {}", index.name()), created }),
         );
+    }
+    if config.mark.by == MarkBy::Lean && store.ensure_rows_stay().await? {
+        let what = "trigger tailpost_stay: rows stay in their partitions".into();
+        steps.push(SetupStep { what, created: true });
     }
     Ok(steps)
 }

@@ -16,6 +16,7 @@ mod retain;
 mod retire_slot;
 mod rewind;
 mod setup_lock;
+pub(crate) mod stay;
 mod swap;
 mod verify_rows;
 

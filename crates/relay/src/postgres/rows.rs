@@ -41,6 +41,9 @@ pub(crate) const REQUEUED_TXID: i64 = 2;
 /// table would not: each path has to make the same event of a row.
 const NO_TIME: Timestamp = Timestamp::UNIX_EPOCH;
 
+/// The relay's own columns that the log brings.
+const OWN: [&str; 3] = ["seq", "txid", "published_at"];
+
 /// The columns that are selected from a table that has those in `types`, in the order of
 /// [`Column::ALL`], then the place in the order of insertion, the transaction, and the attempts and when
 /// the next is due; and the types in which they come.
@@ -75,13 +78,16 @@ pub(crate) const DUE: &str = "CASE WHEN isfinite(next_attempt_at)
 /// Turns the log's inserts into events.
 ///
 /// Columns are found by name in every relation message, so that a column added, dropped or moved
-/// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row).
+/// while the relay runs changes nothing (PostgreSQL announces a relation anew before its next row). One
+/// that is renamed still has values, as have those that a publication leaves out: such rows are refused.
 pub struct Rows {
     table: Table,
     routing: Routing,
     relations: HashMap<u32, Layout>,
     /// The numbers of tables that are or were the outbox, whatever they are called.
     own: Vec<u32>,
+    /// The columns of the outbox as they were last seen; none where nobody looks.
+    had: Vec<String>,
     encoding: Encoding,
 }
 
@@ -110,8 +116,8 @@ enum Meaning {
 impl Rows {
     /// For rows of this table.
     pub fn new(table: Table, routing: Routing) -> Self {
-        let (relations, own) = (HashMap::new(), Vec::new());
-        Self { table, routing, relations, own, encoding: Encoding::Utf8 }
+        let (relations, own, had) = (HashMap::new(), Vec::new(), Vec::new());
+        Self { table, routing, relations, own, had, encoding: Encoding::Utf8 }
     }
 
     /// The same for rows that come as they are stored in a database of that encoding.
@@ -124,12 +130,21 @@ impl Rows {
         Self { own, ..self }
     }
 
+    /// The same, for a log of a table that has these columns now.
+    pub(crate) fn beside(self, had: Vec<String>) -> Self {
+        Self { had, ..self }
+    }
+
     /// Learns a relation.
     pub(crate) fn relation(&mut self, relation: &Relation) -> Result<(), Error> {
         let name = |name| self.encoding.name(name);
         let (namespace, table) = (name(&relation.namespace), name(&relation.name));
         let layout = if namespace == self.table.schema() && table == self.table.name() {
-            Layout::Outbox(self.layout(relation)?)
+            let layout = self.layout(relation)?;
+            if !self.had.is_empty() {
+                self.had = relation.columns.iter().map(|it| name(&it.name).into_owned()).collect();
+            }
+            Layout::Outbox(layout)
         } else if self.own.contains(&relation.oid) {
             Layout::Former(format!("{namespace}.{table}"))
         } else {
@@ -143,10 +158,20 @@ impl Rows {
         let columns = self.table.columns();
         let names =
             || relation.columns.iter().map(|it| (self.encoding.name(&it.name), it.type_oid));
+        let had = |name: &str| self.had.iter().any(|it| it == name);
+        let lacks = |column: &str| !names().any(|(name, _)| name == column);
+        // A column that is not known came in place of one that was, or is one that was renamed.
+        let is_renamed = !self.had.is_empty() && names().any(|(name, _)| !had(&name));
         for column in Column::ALL {
-            if is_required(column) && !names().any(|(name, _)| name == columns.name(column)) {
+            let name = columns.name(column);
+            if lacks(name) && (is_required(column) || is_renamed && had(name)) {
                 return Err(missing(&self.table, column));
             }
+        }
+        // Nobody takes them from the table, but who lists a publication's columns leaves them out.
+        if OWN.iter().all(|name| had(name) && lacks(name)) {
+            let problem = format!("columns {} are missing, or not published", OWN.join(", "));
+            return Err(Error::Table(problem));
         }
         let meaning = |(name, type_oid): (Cow<'_, str>, u32)| match (columns.find(&name), &*name) {
             (Some(column), _) => Meaning::Event(column, type_oid),

@@ -166,6 +166,7 @@ async fn log_stream(
     }
     let rows = Rows::new(config.table.clone(), config.routing());
     let rows = rows.all_of(store.outbox_oids().await?).stored_in(Encoding::of(store).await?);
+    let rows = rows.beside(store.types(&config.table.quoted()).await?.into_keys().collect());
     let messages = Messages::new(&config.table, config.wal.messages);
     Ok((LogStream::new(walsender, rows, messages), open, state))
 }
