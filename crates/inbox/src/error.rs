@@ -163,7 +163,8 @@ impl Error {
                 SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN => Some(SET_UP),
                 SqlState::INSUFFICIENT_PRIVILEGE => Some(
                     "the role needs SELECT, INSERT, UPDATE and DELETE on the tables of the inbox, \
-                     and has to own inbox_messages where it is partitioned",
+                     and has to own inbox_messages where it is partitioned; row-level security must \
+                     not apply to it",
                 ),
                 _ => None,
             },

@@ -34,6 +34,12 @@ const FAULTS: &[Fault] = &[
         &["GRANT INSERT ON public.inbox_messages TO \"courier\""],
     ),
     Fault::new(
+        "inbox-privileges",
+        "error",
+        &[Sql(&["ALTER TABLE inbox_roles ENABLE ROW LEVEL SECURITY"])],
+        &["ALTER ROLE \"courier\" BYPASSRLS"],
+    ),
+    Fault::new(
         "inbox-triggers",
         "error",
         &[Sql(&["CREATE RULE no AS ON INSERT TO inbox_attempts DO INSTEAD NOTHING"])],

@@ -122,15 +122,12 @@ pub(super) const FAULTS: &[Fault] = &[
         claims_in_vain,
         inbox(
             "no record",
-            "none can be recorded",
+            "none is recorded",
             Some(("inbox-triggers", "trigger no of public.inbox_messages")),
             "TailpostConsumerStalled"
         )
     ),
-    fault!(
-        claims_refused,
-        inbox("no record", "none can be recorded", None, "TailpostConsumerStalled")
-    ),
+    fault!(claims_refused, inbox("no record", "none is recorded", None, "TailpostConsumerStalled")),
 ];
 
 async fn broker_away(scene: &mut Scene, phase: Phase) {

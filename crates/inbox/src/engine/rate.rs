@@ -44,6 +44,12 @@ impl FromStr for Rate {
 }
 
 impl Rate {
+    /// The time from one event to the next.
+    #[must_use]
+    pub const fn interval(self) -> Duration {
+        self.per_event
+    }
+
     /// What one of so many has of it. They begin one after the other, as events of the whole do.
     pub(crate) fn divided(self, number: u32, among: NonZeroU32) -> Self {
         Self {

@@ -16,6 +16,8 @@ pub(super) struct TableFacts {
     /// What the role lacks: table, and the privileges.
     pub(super) lacks: Vec<(String, Vec<String>)>,
     pub(super) role: String,
+    /// Tables whose rows policies hide from it.
+    pub(super) policed: Vec<String>,
     /// What runs before their rows are written.
     pub(super) before_rows: Vec<BeforeRows>,
     /// Who has which role.

@@ -8,7 +8,7 @@ use relay::access::stream_check::STORED_SUBJECTS;
 
 use super::consumer_facts::ConsumerSeen as Seen;
 use super::locks::judge_locks;
-use super::outbox_rules::judge_privileges;
+use super::outbox_rules::{judge_policies, judge_privileges};
 use super::read_broker::api;
 use super::triggers::judge_before_rows;
 use crate::checks::{Category, Judged, Remedy, Rule, Skip, error, ok, warning};
@@ -58,7 +58,11 @@ fn tables(seen: &Seen) -> Judged {
 
 fn privileges(seen: &Seen) -> Judged {
     let tables = seen.tables()?;
-    judge_privileges(&quote(&tables.role), &tables.lacks)
+    let role = quote(&tables.role);
+    match tables.policed.is_empty() {
+        true => judge_privileges(&role, &tables.lacks),
+        false => judge_policies(&role, &tables.policed),
+    }
 }
 
 fn triggers(seen: &Seen) -> Judged {

@@ -223,13 +223,15 @@ pub(super) fn judge_privileges(role: &str, lacks: &[(String, Vec<String>)]) -> J
 }
 
 fn policies(seen: &Seen) -> Judged {
-    let table = seen.table()?;
-    if table.policed.is_empty() {
+    judge_policies(&quote(seen.config.postgres.user()), &seen.table()?.policed)
+}
+
+pub(super) fn judge_policies(role: &str, policed: &[String]) -> Judged {
+    if policed.is_empty() {
         return ok("none applies to the role");
     }
-    let role = quote(seen.config.postgres.user());
     error(
-        format!("row-level security applies to role {role} on {}", table.policed.join(", ")),
+        format!("row-level security applies to role {role} on {}", policed.join(", ")),
         [Remedy::sql(format!("ALTER ROLE {role} BYPASSRLS"))],
     )
 }

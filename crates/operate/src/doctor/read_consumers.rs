@@ -136,7 +136,8 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
                    ARRAY(SELECT it FROM unnest($3::text[]) AS it
                        WHERE name = split_part(it, '.', 1) AND NOT EXISTS (
                            SELECT FROM pg_attribute
-                           WHERE attrelid = c.oid AND attname = split_part(it, '.', 2)))
+                           WHERE attrelid = c.oid AND attname = split_part(it, '.', 2))),
+                   coalesce(row_security_active(c.oid), false)
                FROM unnest($2::text[]) WITH ORDINALITY AS wanted (name, place)
                LEFT JOIN pg_namespace ON nspname = $1
                LEFT JOIN pg_class c ON relnamespace = pg_namespace.oid AND relname = name
@@ -147,12 +148,16 @@ async fn read_tables(client: &Client, schema: &str) -> Result<TableFacts, Error>
         missing: Vec::new(),
         lacks: Vec::new(),
         role: String::new(),
+        policed: Vec::new(),
         before_rows: before_rows(&found),
         roles: Ok(Vec::new()),
     };
     for row in &rows {
         let (quoted, is_missing): (String, bool) = (row.get(1), row.get(2));
         let (lacks, columns): (Vec<String>, Vec<String>) = (row.get(3), row.get(5));
+        if row.get(6) {
+            facts.policed.push(quoted.clone());
+        }
         if is_missing {
             facts.missing.push(row.get(0));
         } else if !columns.is_empty() {

@@ -50,7 +50,7 @@ pub(super) struct Stalled {
     seconds: u64,
 }
 
-/// A consumer's durable consumers, how soon a worker takes over from another one, and its subjects.
+/// A consumer's durable consumers, how long its lease or its rate lets an event wait, and its subjects.
 type Parts = (Vec<String>, Duration, Vec<String>);
 
 /// What there is of the inbox.
@@ -99,7 +99,10 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
             let of = all.iter().enumerate().filter(|(it, _)| !attended.contains(it));
             report.unattended = of.map(|(_, it)| it.clone()).collect();
         }
-        durables.insert(consumer.name.clone(), (all, lease, builder::subjects(&consumer)));
+        let interval =
+            consumer.settings.rate.as_ref().map(|it| it.0.interval()).unwrap_or_default();
+        let patience = lease.max(interval.saturating_mul(all.len() as u32));
+        durables.insert(consumer.name.clone(), (all, patience, builder::subjects(&consumer)));
         reports.insert(consumer.name, report);
     }
     let mut of = |name: &str, set: &dyn Fn(&mut ConsumerReport)| {
@@ -207,8 +210,11 @@ impl Lines {
             self.add("  stalled", format_args!("{durable}: {events} {text} {seconds} s"));
         }
         if let Some(seconds) = consumer.unrecorded_seconds {
-            let text = "events are delivered, and none can be recorded for";
-            self.add("  stalled", format_args!("{text} {seconds} s: see the worker's log"));
+            let text = "events are delivered, and none is recorded or acknowledged for";
+            self.add(
+                "  stalled",
+                format_args!("{text} {seconds} s: see the worker's log and `tailpost doctor`"),
+            );
         }
         match (pending, unacknowledged) {
             (Some(pending), Some(held)) => {
