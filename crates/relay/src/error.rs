@@ -219,7 +219,11 @@ impl Error {
                  PostgreSQL; or set relay.mode = \"poll\" and run `tailpost setup`"
                     .into(),
             ),
-            Self::NotSetUp { .. } => Some("run `tailpost setup` against these servers".into()),
+            Self::NotSetUp { .. } => Some(
+                "run `tailpost setup` against these servers; where there is to be no outbox, the \
+                 commands of `tailpost inbox` need none"
+                    .into(),
+            ),
             Self::Unusable { fix, .. } | Self::NoLetter { fix, .. } => Some(fix.clone()),
             Self::Table(_) => Some(
                 "mend the table, as `tailpost setup --print` shows it, and start again: rows \
