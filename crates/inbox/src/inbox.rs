@@ -154,7 +154,11 @@ impl Builder {
         let stream = durable_consumer::stream(&nats, &self.config).await?;
         let mut is_new = false;
         for part in self.config.parts() {
-            is_new |= durable_consumer::open(&stream, &part).await?.1;
+            // A worker has it go back before it adds what was left out.
+            let found = durable_consumer::find(&stream, &part).await?;
+            if found.is_none_or(|it| durable_consumer::left_out(&it.config, &part).is_none()) {
+                is_new |= durable_consumer::open(&stream, &part).await?.1;
+            }
         }
         Ok(is_new)
     }

@@ -1,10 +1,10 @@
 //! Others change the durable consumer, or what its user may do, while the inbox runs.
 
 use async_nats::jetstream::consumer::pull;
-use support::{TestEnv, until};
+use support::{DEADLINE, TestEnv, until};
 
-use super::http::{set_up, wait_processed};
-use super::service::Service;
+use super::http::{configure, set_up, wait_processed};
+use super::service::{Service, emit};
 
 async fn change(env: &TestEnv, change: impl Fn(&mut pull::Config)) {
     let stream = env.stream().await;
@@ -41,11 +41,45 @@ async fn a_consumer_that_is_changed_while_the_inbox_runs_costs_no_event_and_no_b
     assert!(!config.headers_only && config.filter_subject.is_empty(), "it is put back");
 }
 
+/// As in a deployment that is undone and done again.
+// proves: G-EFFECT-1
+#[tokio::test(flavor = "multi_thread")]
+async fn subjects_that_one_worker_leaves_out_are_handled_when_another_one_adds_them_again() {
+    const BOTH: &str = "outbox.order.>, outbox.user.>";
+    let mut env = set_up().await;
+    let _folder = configure(&mut env);
+    let _relay = env.relay();
+    let service = Service::start().await;
+    let (user, args) = ("SELECT outbox_emit('user', 'u', 'UserMade', '{}')", service.args());
+    let mut handled = 0;
+    // Whether a worker is for both, and how many events it handles: what is added first is new.
+    for (is_for_both, has) in [(false, 1), (true, 2), (false, 1), (true, 3), (true, 2)] {
+        let subjects = if is_for_both { BOTH } else { "outbox.order.>" };
+        env.set("TAILPOST_INBOX__BILLING__SUBJECTS", subjects);
+        env.ends_with(0, &["inbox", "setup"]).await;
+        let inbox = env.spawn(&args.each_ref().map(String::as_str));
+        inbox.announce("");
+        until(DEADLINE, "it is for its subjects", async || {
+            let found = env.stream().await.consumer_info("billing").await.expect("it").config;
+            found.filter_subjects.len() == 2 * usize::from(is_for_both)
+        })
+        .await;
+        env.query::<uuid::Uuid>(user).await;
+        emit(&env, "o", "{}").await;
+        handled += has;
+        wait_processed(&env, handled).await;
+        inbox.sigterm();
+        inbox.wait_exit(DEADLINE).await;
+    }
+    let calls = service.calls();
+    assert_eq!(calls.len(), usize::try_from(handled).expect("few"), "each is handled once");
+}
+
 mod long {
     use std::time::Duration;
 
     use lab::{NatsOptions, Port};
-    use support::{DEADLINE, TestEnvOptions, get};
+    use support::{TestEnvOptions, get};
 
     use super::*;
 

@@ -1,6 +1,7 @@
 //! The durable consumer: made as the configuration says, and kept so.
 
 mod going_back;
+mod left_out;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -23,6 +24,7 @@ use tracing::{info, warn};
 
 pub(crate) use self::going_back::rewind;
 pub use self::going_back::{RewindMethod, begins_at, keeps_messages, rewind_method};
+pub(crate) use self::left_out::left_out;
 use crate::Error;
 use crate::config::Config;
 use crate::record::rounded;
@@ -107,13 +109,16 @@ pub(crate) async fn open(stream: &Stream, config: &Config) -> Result<(Consumer, 
         });
     }
     let max_ack_pending = info.config.max_ack_pending;
-    let (changed, settings) = changes(&info.config, config)?;
+    let (mut changed, settings) = changes(&info.config, config)?;
     // What was stored before the transform may wait.
     let waits = info.num_pending > 0 || info.num_ack_pending > 0;
     if !waits || settings.contains(&"filter_subjects") {
         check_subjects(stream, config)?;
     }
     if !settings.is_empty() {
+        if is_for_others(&info.config, config) {
+            left_out::note(&mut changed.metadata, &info, config);
+        }
         let mut updated = stream.update_consumer(changed.clone()).await;
         if let Err(error) = &updated
             && let ConsumerUpdateErrorKind::JetStream(refusal) = error.kind()

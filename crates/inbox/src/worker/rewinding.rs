@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::Error;
 use crate::engine::Term;
 use crate::message::Origin;
-use crate::nats::durable_consumer::{self, filters_of, is_for_others};
+use crate::nats::durable_consumer::{self, filters_of, is_for_others, left_out};
 use crate::nats::{stored_message, stream_range};
 use crate::postgres::attended::{answered, asked, looked};
 use crate::postgres::sql::handled_up_to;
@@ -182,11 +182,17 @@ impl Rewinding {
         gone: u64,
     ) -> Result<(Option<u64>, u64), Error> {
         let floor = known.found.ack_floor.stream_sequence;
-        if let Some(handled_to) = known.handled_to(Some(term.server)).await? {
+        let handled_to = known.handled_to(Some(term.server)).await?;
+        if is_for_others(&known.found.config, known.config) {
+            let left_out = left_out(&known.found.config, known.config);
+            let first = handled_to.map(|it| it + 1).into_iter().chain(left_out).min();
             let delivered = known.found.delivered.stream_sequence;
-            if handled_to < delivered && is_for_others(&known.found.config, known.config) {
-                return Ok((Some(handled_to + 1), 0));
+            let first = first.map(|it| it.max(gone + 1)).filter(|it| *it <= delivered);
+            if first.is_some() {
+                return Ok((first, 0));
             }
+        }
+        if let Some(handled_to) = handled_to {
             return Ok(match known.first(handled_to).await? {
                 Some(first) => (Some(first), 0),
                 None => (None, known.passed_over(handled_to.max(gone)).await?),
