@@ -151,7 +151,14 @@ pub fn stored_subjects(config: &stream::Config) -> Vec<String> {
     }
 }
 
-/// Refuses another number of partitions than the stream has.
+/// Refuses another number of partitions than the stream has, if the broker says how many those are.
+pub(crate) async fn check_divided(nats: &Client, config: &Config) -> Result<(), Error> {
+    match stream(nats, config).await {
+        Ok(stream) => check_partitions(&stream, config),
+        Err(_) => Ok(()),
+    }
+}
+
 fn check_partitions(stream: &Stream, config: &Config) -> Result<(), Error> {
     let found = stream.cached_info().config.metadata.get(wire::PARTITIONS);
     other_partitions(found.map(String::as_str), config).map_or(Ok(()), |problem| {

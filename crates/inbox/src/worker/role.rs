@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::engine::{Move, Renewed, Role, Share, Step};
+use crate::nats::durable_consumer::check_divided;
 use crate::postgres::attended::answered_within;
 use crate::postgres::role_statements::{self, RoleStatements, Said};
 use crate::postgres::sqlstate::asks_again;
@@ -73,6 +74,12 @@ impl RoleHolder {
     async fn keep_role(&self) -> Error {
         let Context { config, pool, partitions, .. } = self.context();
         let count = config.partitions.map(|_| self.parts.len());
+        // Others would leave partitions to it that it does not take.
+        if self.broker.is_connected()
+            && let Err(error) = check_divided(&self.broker.client().1, config).await
+        {
+            return error;
+        }
         let mut share = Share::new(count, config.lease, Instant::now());
         let mut partitions = partitions.subscribe();
         let (mut store, mut away_since, mut handled) = (None, None, (0, Instant::now()));
