@@ -150,6 +150,8 @@ struct Worker<W> {
     went_back: bool,
     status: watch::Sender<Status>,
     role: watch::Receiver<Role>,
+    /// Of which the worker is that has the role, if it is not ours.
+    other_stream: watch::Receiver<Option<String>>,
     shutdown: CancellationToken,
 }
 
@@ -173,6 +175,7 @@ impl<W: Work> Worker<W> {
             went_back: false,
             status,
             role: role.subscribe(),
+            other_stream: statements.other_stream.subscribe(),
             shutdown: shutdown.clone(),
         };
         let status = worker.status.subscribe();
@@ -239,7 +242,7 @@ impl<W: Work> Worker<W> {
                     let why = why.unwrap_or_else(|| "the role was not renewed".into());
                     self.say(State::Paused, Some(why));
                 }
-                Role::Standby | Role::Leaving => self.say(State::Standby, None),
+                Role::Standby | Role::Leaving => self.stands_by(),
                 Role::Unknown => match trouble.borrow_and_update().clone() {
                     Some(trouble) => self.say(State::Paused, Some(trouble)),
                     None => self.say(State::Starting, None),
@@ -248,9 +251,24 @@ impl<W: Work> Worker<W> {
             tokio::select! {
                 _ = self.role.changed() => {}
                 _ = trouble.changed() => {}
+                _ = self.other_stream.changed() => {}
                 () = self.shutdown.cancelled() => return None,
             }
         }
+    }
+
+    /// Another worker handles the events; none handles those of this stream if that is of another one.
+    fn stands_by(&mut self) {
+        let Some(other) = self.other_stream.borrow_and_update().clone() else {
+            return self.say(State::Standby, None);
+        };
+        let Config { consumer, stream, .. } = &*self.context.config;
+        let why = format!(
+            "another stream has the consumer: a worker handles events of \"{other}\" as \"{consumer}\". \
+             Stop it, or give the consumer of \"{stream}\" another name"
+        );
+        warn!(consumer, "{why}");
+        self.say(State::Paused, Some(why));
     }
 
     /// Takes the client that the broker is reached by now: another one if it has ended.

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::{self, stream};
 use lab::{Direction, Port, Proxy};
 use serde_json::json;
-use support::{DEADLINE, assert_promise, get, until};
+use support::{DEADLINE, TestEnv, assert_promise, get, until};
 
 use super::http::set_up;
 use super::service::Service;
@@ -81,6 +82,43 @@ async fn lose_role_with_handler_at_work(is_there: bool) {
     assert_eq!(inbox.count("runs").await, 1);
     let owner = if is_there { "owner = 'another'" } else { "owner <> 'another'" };
     inbox.wait_count(&format!("inbox_roles WHERE {owner}"), 1).await;
+}
+
+/// It would stand by for ever, and all would be well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_for_another_stream_says_that_its_consumer_has_a_worker() {
+    const TOLD: &str = "another stream has the consumer";
+    let (mut env, admin) = (set_up().await, Port::reserve().expect("a free port"));
+    let subjects = vec!["other.>".to_owned()];
+    let other = stream::Config { name: "OTHER".into(), subjects, ..stream::Config::default() };
+    let nats = env.nats.client().await.expect("connect");
+    jetstream::new(nats).create_stream(other).await.expect("another stream");
+    let service = Service::start().await;
+    let args = service.args();
+    let run = |env: &TestEnv| {
+        let inbox = env.spawn(&args.each_ref().map(String::as_str));
+        inbox.announce("");
+        inbox
+    };
+    let first = run(&env);
+    until(DEADLINE, "it is at work", async || {
+        env.query::<i64>("SELECT count(*) FROM inbox_roles WHERE state = 'active'").await == 1
+    })
+    .await;
+    env.set("TAILPOST_INBOX__STREAM", "OTHER");
+    env.set("TAILPOST_ADMIN__INBOX_LISTEN", &admin.addr().to_string());
+    let second = run(&env);
+    let ready = async || get(admin.addr(), "/readyz").await.unwrap_or_default();
+    until(DEADLINE, "it says so", async || {
+        let ready = ready().await;
+        ready.contains(" 503 ") && ready.contains(TOLD)
+    })
+    .await;
+    assert!(second.log().contains("\"OUTBOX\" as \"billing\". Stop it"), "{}", second.log());
+    // The consumer moves.
+    first.sigterm();
+    first.wait_exit(DEADLINE).await;
+    until(DEADLINE, "it is ready", async || ready().await.contains(" 200 ")).await;
 }
 
 mod long {

@@ -6,9 +6,11 @@
 //! its transactions are ended by whoever takes over.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::{PoisonError, RwLock};
 
 use jiff::Timestamp;
+use tokio::sync::watch;
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -27,11 +29,13 @@ pub(crate) struct RoleStatements {
     partition: i32,
     /// The role's; nil while it is not ours.
     token: RwLock<Uuid>,
+    /// Whose worker has it, if that handles the events of another stream.
+    pub(crate) other_stream: watch::Sender<Option<String>>,
 }
 
 impl RoleStatements {
     pub(crate) fn new(scope: Scope, partition: i32) -> Self {
-        Self { scope, partition, token: RwLock::default() }
+        Self { scope, partition, token: RwLock::default(), other_stream: watch::Sender::default() }
     }
 
     /// Which other workers there are, and which of so many partitions are free. Says that this one is
@@ -78,8 +82,11 @@ impl RoleStatements {
         else {
             return Ok(Found::Free(None));
         };
+        let (is_free, stream): (bool, Option<String>) = (row.get(2), row.get(4));
+        let other = stream.filter(|it| !is_free && *it != self.scope.stream);
+        self.other_stream.send_if_modified(|it| mem::replace(it, other.clone()) != other);
         let former = Former { token: row.get(0), owner: row.get(1), unended: row.get(3) };
-        Ok(if row.get(2) { Found::Free(Some(former)) } else { Found::Held })
+        Ok(if is_free { Found::Free(Some(former)) } else { Found::Held })
     }
 
     /// Takes the role from whoever has it under the token `former`. Says under which; nothing if

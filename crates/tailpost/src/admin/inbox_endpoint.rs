@@ -198,7 +198,8 @@ fn stalled(sample: &Sample) -> Option<String> {
 
 /// What anybody may know of a pause. The rest has names, addresses and what servers said.
 fn in_short(reason: &str) -> &'static str {
-    const KINDS: [&str; 8] = [
+    const KINDS: [&str; 9] = [
+        "another stream has the consumer",
         "the database is away: commits wait for a synchronous standby",
         "the database is away",
         "the broker is away",

@@ -14,10 +14,11 @@ pub(crate) const END_CONNECTIONS: &str = "SELECT count(pg_terminate_backend(pid)
 const FREE: &str = "(r.expires_at <= clock_timestamp()
              OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1)))";
 
-/// Who has the role, whether it is free, and who may not have been ended that had it before.
+/// Who has the role, whether it is free, who may not have been ended that had it before, and of which
+/// stream events were handled last.
 pub(crate) fn find_role(schema: &str) -> String {
     format!(
-        "SELECT token, owner, {FREE}, unended
+        "SELECT token, owner, {FREE}, unended, handled_stream
          FROM {schema}.inbox_roles AS r WHERE consumer = $1 AND partition = $2"
     )
 }
