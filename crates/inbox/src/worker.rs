@@ -373,6 +373,7 @@ impl<W: Work> Worker<W> {
             stream: source.stream(),
             nats: &self.nats.1,
             level: self.rewinding.level,
+            made: self.rewinding.made.or(source.made),
             ended: session.ended.subscribe(),
             seen: None,
         };

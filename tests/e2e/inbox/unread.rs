@@ -156,6 +156,25 @@ async fn what_a_consumer_made_anew_passes_over_is_told_and_a_rewind_brings_it() 
     }
 }
 
+/// The worker takes what the new one delivers, and notices later.
+// proves: G-REWIND-7
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_consumer_made_anew_passes_over_while_a_worker_runs_is_told() {
+    let (inbox, worker) = begun(set_up().await, "").await;
+    worker.pause();
+    inbox.publish_many(10, 20, &json!({})).await;
+    let stream = inbox.env.stream().await;
+    let mut config = stream.consumer_info("worker").await.expect("it is there").config;
+    (config.deliver_policy, config.name) = (DeliverPolicy::New, None);
+    stream.delete_consumer("worker").await.expect("delete it");
+    stream.create_consumer(config).await.expect("make it anew");
+    inbox.publish_many(30, 100, &json!({})).await;
+    worker.resume();
+    inbox.wait_count("effects WHERE n >= 30", 100).await;
+    until(DEADLINE, "it is told", async || unread(&inbox.env).await.is_some()).await;
+    worker.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_partition_tells_what_it_was_not_given() {
     let mut inbox = set_up().await;

@@ -86,7 +86,9 @@ pub(crate) struct Source {
     read_until: Option<u64>,
     /// All that was delivered up to this sequence has been fed: nobody has to read it again.
     fed_until: u64,
-    /// When the consumer was made of which that is true.
+    /// When the consumer was made that was there at the beginning.
+    pub(crate) made: Option<Timestamp>,
+    /// When the consumer was made of which `fed_until` is true.
     fed_of: Option<Timestamp>,
     find_resolved: FindResolved,
     silence: Silence,
@@ -129,6 +131,7 @@ impl Source {
             config: config.clone(),
             read_until: None,
             fed_until,
+            made: fed_of,
             fed_of,
             find_resolved,
             silence: Silence::new(),
@@ -371,7 +374,7 @@ impl Source {
         }
         self.looked_at = Instant::now();
         let info = self.ask().await?;
-        if is_changed(&info, &self.config) {
+        if is_changed(&info, &self.config) || made_at(&info) != self.made {
             return Ok(Pulled::OfAnother { went_back: false });
         }
         let is_owed = info.num_ack_pending > 0;
@@ -413,7 +416,8 @@ impl Source {
     }
 }
 
-fn made_at(info: &consumer::Info) -> Option<Timestamp> {
+/// When the consumer was made.
+pub(crate) fn made_at(info: &consumer::Info) -> Option<Timestamp> {
     Timestamp::from_nanosecond(info.created.unix_timestamp_nanos()).ok()
 }
 

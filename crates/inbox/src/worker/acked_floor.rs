@@ -8,10 +8,12 @@
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::Stream;
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::Status;
+use crate::nats::source::made_at;
 use crate::nats::{durable_consumer, stored_message};
 use crate::unread::Seen;
 use crate::worker::work::Context;
@@ -30,6 +32,8 @@ pub(super) struct Floor<'a> {
     pub(super) nats: &'a async_nats::Client,
     /// Where it began, if the records knew the end of everything up to there.
     pub(super) level: Option<u64>,
+    /// When it was made: one that others made in its place may have passed over events.
+    pub(super) made: Option<Timestamp>,
     /// Up to where all that was delivered since has its end.
     pub(super) ended: watch::Receiver<u64>,
     /// What this session has seen of the stream, and up to where that is written down.
@@ -70,6 +74,7 @@ impl Floor<'_> {
         let Some(level) = self.level else { return };
         // Without an answer the next look tells.
         if let Ok(Some(found)) = durable_consumer::find(&self.stream, config).await
+            && made_at(&found) == self.made
             && !durable_consumer::is_for_others(&found.config, config)
         {
             let ended = level.max(*self.ended.borrow()).min(found.ack_floor.stream_sequence);

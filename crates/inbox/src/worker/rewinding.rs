@@ -19,6 +19,7 @@ use crate::Error;
 use crate::engine::Term;
 use crate::message::Origin;
 use crate::nats::durable_consumer::{self, filters_of, is_for_others, left_out};
+use crate::nats::source::made_at;
 use crate::nats::{stored_message, stream_range};
 use crate::postgres::attended::{answered, asked, looked};
 use crate::postgres::sql::handled_up_to;
@@ -52,6 +53,8 @@ pub(super) struct Rewinding {
     /// Up to where the records know the end of all that was acknowledged when the session before had
     /// ended; nothing if they lack any.
     pub(super) level: Option<u64>,
+    /// When the consumer was made of which that is true, if it was there.
+    pub(super) made: Option<Timestamp>,
 }
 
 fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
@@ -62,7 +65,7 @@ fn requested(rows: &[Row]) -> Result<Option<RewindState>, Error> {
 impl Rewinding {
     pub(super) fn new(context: Arc<Context>) -> Self {
         let schema = context.config.quoted_schema();
-        Self { context, schema, failures: 0, given_up: None, level: None }
+        Self { context, schema, failures: 0, given_up: None, level: None, made: None }
     }
 
     /// The request that is pending, if there is one.
@@ -135,6 +138,7 @@ impl Rewinding {
             }
             None => (None, 0),
         };
+        self.made = found.as_ref().and_then(made_at);
         self.level = unhandled.is_none().then_some(floor);
         if let Some(from) = unhandled {
             pool.put(store);
