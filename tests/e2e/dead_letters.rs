@@ -284,6 +284,53 @@ async fn a_blocked_aggregate_is_requeued_whole_or_goes_on_without_its_head() {
     drop(relay);
 }
 
+/// Types of Rails, empty types and ids: what is printed is what `--aggregate` takes. Of two that are
+/// printed the same none is touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aggregate_is_named_as_it_is_printed() {
+    let env = env("block_key").await;
+    let _relay = env.relay();
+    let parked = async |kind: &str, id: &str, n: i64| {
+        let sql = format!(
+            "SELECT outbox_emit('{kind}', '{id}', 'Placed',
+                 jsonb_build_object('n', 1, 'x', repeat('x', 9000)))"
+        );
+        env.query::<Uuid>(&sql).await;
+        wait_dead(&env, n).await;
+        let waiting: Uuid =
+            env.query(&format!("SELECT outbox_emit('{kind}', '{id}', 'Paid', '{{}}')")).await;
+        wait_dead(&env, n + 1).await;
+        waiting.to_string()
+    };
+    for (kind, id) in [("Billing::Invoice", "17"), ("order", ""), ("", "x"), ("shop", "order:1")] {
+        let waiting = parked(kind, id, 1).await;
+        let (_, said) = dlq(&env, 4, &["requeue", &waiting, "--direct", "--yes"]).await;
+        let printed = said.split_once("--aggregate ").expect("a hint").1;
+        let printed = printed.split_whitespace().next().expect("an aggregate");
+        assert_eq!(printed, format!("{kind}:{id}"));
+        env.execute("UPDATE outbox_dead_letter SET payload = '{\"n\": 1}'").await;
+        dlq(&env, 0, &["requeue", "--aggregate", printed, "--direct", "--yes"]).await;
+        wait_dead(&env, 0).await;
+    }
+    env.wait_marked().await;
+    let again = ["replay", "--aggregate", "Billing::Invoice:17", "--json"];
+    let (planned, _) = env.ends_with(0, &again).await;
+    let planned: Value = serde_json::from_str(&planned).expect("JSON");
+    assert_eq!(planned["plans"][0]["events"], 2, "{planned}");
+
+    parked("shop", "order:2", 1).await;
+    parked("shop:order", "2", 3).await;
+    let (told, _) = dlq(&env, 0, &["list", "--aggregate", "shop:order:2", "--direct"]).await;
+    assert!(told.contains("4"), "{told}");
+    for all in [&["requeue"][..], &["requeue", "--all-matching"]] {
+        let named = ["--aggregate", "shop:order:2", "--direct", "--yes"];
+        let (_, said) = dlq(&env, 4, &[all, &named].concat()).await;
+        let both = "type 'shop' and id 'order:2', type 'shop:order' and id '2'";
+        assert!(said.contains(both), "{said}");
+    }
+    wait_dead(&env, 4).await;
+}
+
 /// Through a relay, with its token: plan, dry run, rate, exit codes.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_worked_through_by_a_relay_that_is_asked() {

@@ -48,11 +48,12 @@ pub(crate) fn group_letters(aggregate: &str, these: &str) -> String {
     )
 }
 
-/// An aggregate, written `type:id`.
+/// An aggregate, written `type:id`. Type and id may have colons, so several may be written so: each
+/// that is, is meant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Aggregate {
-    /// Its type; without a colon.
+    /// Its type.
     pub kind: String,
     /// Its id.
     pub id: String,
@@ -62,13 +63,32 @@ impl FromStr for Aggregate {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once(':') {
-            Some((kind, id)) if !kind.is_empty() && !id.is_empty() => {
-                Ok(Self { kind: kind.to_owned(), id: id.to_owned() })
-            }
-            _ => Err("expected TYPE:ID, such as order:o-17"),
-        }
+        // `::` is part of a type such as `Billing::Invoice`.
+        let of_two = |at: usize| text[at + 1..].starts_with(':') || text[..at].ends_with(':');
+        let single = text.match_indices(':').map(|it| it.0).find(|at| !of_two(*at));
+        let at = single.or_else(|| text.find(':')).ok_or("expected TYPE:ID, such as order:o-17")?;
+        Ok(Self { kind: text[..at].to_owned(), id: text[at + 1..].to_owned() })
     }
+}
+
+impl Aggregate {
+    /// The types and ids of all aggregates that are written so.
+    pub(crate) fn readings(&self) -> (Vec<String>, Vec<String>) {
+        let text = self.to_string();
+        let colons = text.match_indices(':').map(|it| it.0);
+        colons.map(|at| (text[..at].to_owned(), text[at + 1..].to_owned())).unzip()
+    }
+}
+
+/// Why nothing is done to `aggregates`, of which one was to be meant; nothing if it is one.
+pub fn ambiguity(aggregates: &[(String, String)]) -> Option<String> {
+    let named = aggregates.iter().map(|(kind, id)| format!("type '{kind}' and id '{id}'"));
+    let named = named.collect::<Vec<_>>().join(", ");
+    (aggregates.len() > 1).then(|| {
+        format!(
+            "several aggregates are written so: {named}. Name their events by id, each by itself"
+        )
+    })
 }
 
 impl fmt::Display for Aggregate {
@@ -402,6 +422,8 @@ pub trait Store {
     /// How many one call of [`decide`](Self::decide) may be about.
     const AT_ONCE: u32;
 
+    /// Types and ids of the aggregates that the filter's aggregate may mean; none if it names none.
+    async fn aggregates(&self, filter: &Filter) -> Result<Vec<(String, String)>, Self::Error>;
     /// How many match, and the time by the server's clock.
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Self::Error>;
     /// What matches and died until `until`, behind `after`.
@@ -441,5 +463,15 @@ mod tests {
              since 2026-11-21T09:00:00Z"
         );
         assert!("order".parse::<Aggregate>().is_err());
+        for (text, kind, id) in [
+            ("order:o:17", "order", "o:17"),
+            ("Billing::Invoice:17", "Billing::Invoice", "17"),
+            ("order::17", "order", ":17"),
+            ("order:", "order", ""),
+            (":x", "", "x"),
+        ] {
+            let read = text.parse::<Aggregate>().expect("an aggregate");
+            assert_eq!((&*read.kind, &*read.id, &*read.to_string()), (kind, id, text));
+        }
     }
 }

@@ -22,7 +22,7 @@ pub struct ReplaySelection {
     pub until: Option<Timestamp>,
     /// These; empty means any.
     pub events: Vec<Uuid>,
-    /// Those of this aggregate: its type and its id.
+    /// Those of each aggregate that is written `type:id` as this type and id are.
     pub aggregate: Option<(String, String)>,
     /// Those of types that this pattern takes.
     pub event_type: Option<Glob>,
@@ -52,7 +52,8 @@ impl ReplaySelection {
             && self.until.is_none_or(|it| stored_at < it)
             && (self.events.is_empty() || self.events.contains(&event.id))
             && self.aggregate.as_ref().is_none_or(|(of_type, id)| {
-                *of_type == *event.aggregate_type && *id == *event.aggregate_id
+                format!("{of_type}:{id}")
+                    == format!("{}:{}", event.aggregate_type, event.aggregate_id)
             })
             && self.event_type.as_ref().is_none_or(|it| it.matches(&event.event_type))
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use operate::dead_letters::inbox_letters::{DeadLetterDetail, Marked};
-use operate::dead_letters::{Actor, BulkRequest, Progress, Store};
+use operate::dead_letters::{Actor, BulkRequest, Progress, Store, ambiguity};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -22,6 +22,10 @@ pub(crate) async fn work_through<S: Store<Error: Into<anyhow::Error>>>(
     progress: &watch::Sender<Progress>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
+    let aggregates = store.aggregates(filter).await.map_err(Into::into)?;
+    if let Some(problem) = ambiguity(&aggregates) {
+        return Err(Refusal::conflict(problem).into());
+    }
     let (total, until) = store.count(filter).await.map_err(Into::into)?;
     let mut left = first.unwrap_or(u32::MAX);
     progress.send_modify(|it| it.total = total.min(left.into()));

@@ -25,7 +25,7 @@ use tokio_postgres::types::ToSql;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::{Action, Actor, AuditEntry, FailedAttempt, Filter, GROUPED_MAX, etag};
+use super::{Action, Actor, Aggregate, AuditEntry, FailedAttempt, Filter, GROUPED_MAX, etag};
 use crate::sql::records::decide_letters::{self, HOPELESS};
 use crate::sql::records::{list_letters, look_up_records, query, select};
 
@@ -377,24 +377,27 @@ impl DeadLetters {
 struct Parameters<'a> {
     consumer: Option<&'a String>,
     of: &'a Selection,
-    /// Aggregate type, aggregate id and event type as they travel.
-    headers: [Option<String>; 3],
+    /// The types and ids that the aggregate may mean, as they travel.
+    aggregates: [Option<Vec<String>>; 2],
+    /// As it travels.
+    event_type: Option<String>,
 }
 
 impl<'a> Parameters<'a> {
     fn new(consumer: Option<&'a String>, of: &'a Selection) -> Self {
         let Filter { aggregate, event_type, .. } = &of.filter;
-        let kind = aggregate.as_ref().map(|it| &it.kind);
-        let id = aggregate.as_ref().map(|it| &it.id);
-        let travels = |it: Option<&String>| it.map(|it| value_to_wire(it).into_owned());
-        Self { consumer, of, headers: [kind, id, event_type.as_ref()].map(travels) }
+        let travels = |it: &String| value_to_wire(it).into_owned();
+        let travel = |it: Vec<String>| it.iter().map(travels).collect();
+        let (kinds, ids) = aggregate.as_ref().map(Aggregate::readings).unzip();
+        let aggregates = [kinds, ids].map(|it| it.map(travel));
+        Self { consumer, of, aggregates, event_type: event_type.as_ref().map(travels) }
     }
 
     fn with<'b>(&'b self, more: &[&'b (dyn ToSql + Sync)]) -> Vec<&'b (dyn ToSql + Sync)> {
         let Selection { events, filter, .. } = self.of;
-        let [kind, id, event_type] = &self.headers;
+        let ([kinds, ids], event_type) = (&self.aggregates, &self.event_type);
         let mut all: Vec<&'b (dyn ToSql + Sync)> =
-            vec![&self.consumer, events, kind, id, event_type, &filter.reason, &filter.since];
+            vec![&self.consumer, events, kinds, ids, event_type, &filter.reason, &filter.since];
         all.extend_from_slice(more);
         all
     }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Action, Actor, Aggregate, AuditEntry, Filter, etag};
+use super::{Action, Actor, Aggregate, AuditEntry, Filter, ambiguity, etag};
 use crate::sql::Store;
 use relay::Config;
 use relay::Error;
@@ -215,13 +215,18 @@ impl DeadLetters {
     ///
     /// # Errors
     ///
-    /// See [`overview`](Self::overview).
+    /// [`Error::Conflict`] if several aggregates are written so.
     pub async fn requeue_aggregate(
         &self,
         aggregate: &Aggregate,
         actor: &Actor,
     ) -> Result<u64, Error> {
-        self.store.requeue_aggregate(aggregate, actor).await
+        let filter = Filter { aggregate: Some(aggregate.clone()), ..Filter::default() };
+        match &self.store.dead_aggregates(&filter).await?[..] {
+            [] => Ok(0),
+            [one] => self.store.requeue_aggregate(one, actor).await,
+            several => Err(Error::Conflict(ambiguity(several).unwrap_or_default())),
+        }
     }
 
     /// Takes an event off the list, for good: it is never published. Events that wait for it follow
@@ -245,6 +250,10 @@ impl super::Store for DeadLetters {
     type Error = Error;
     type Place = (i64, Uuid);
     const AT_ONCE: u32 = 1;
+
+    async fn aggregates(&self, filter: &Filter) -> Result<Vec<(String, String)>, Error> {
+        self.store.dead_aggregates(filter).await
+    }
 
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
         let until = self.store.clock().await?;

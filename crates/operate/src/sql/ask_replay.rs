@@ -72,7 +72,7 @@ impl Store {
              AND ($3::timestamptz IS NULL OR {published} >= $3)
              AND ($4::timestamptz IS NULL OR {published} < $4)
              AND (cardinality($5::uuid[]) = 0 OR {id} = ANY ($5))
-             AND ($6::text IS NULL OR {of_type}::text = $6) AND ($7::text IS NULL OR {of}::text = $7)
+             AND ($6::text IS NULL OR {of_type}::text || ':' || {of}::text = $6 || ':' || $7::text)
              AND ($8::text IS NULL OR {event_type}::text COLLATE \"C\" LIKE $8)",
             not_published = mark::not_published(&self.table, "o"),
             owned = self.owned_rows("o"),

@@ -14,7 +14,8 @@ use crate::dead_letters::{Actor, Aggregate, AuditEntry, Filter, Group, group_let
 
 /// The filter's parameters are always $1 to $5.
 const MATCHES: &str = "discarded_at IS NULL
-    AND ($1::text IS NULL OR aggregate_type = $1) AND ($2::text IS NULL OR aggregate_id = $2)
+    AND ($1::text[] IS NULL
+         OR (aggregate_type, aggregate_id) IN (SELECT * FROM unnest($1::text[], $2::text[])))
     AND ($3::text IS NULL OR event_type = $3)
     AND ($4::text IS NULL OR position(lower($4) IN lower(reason)) > 0)
     AND ($5::timestamptz IS NULL OR dead_at >= $5)";
@@ -32,22 +33,22 @@ fn shown(shards: Shards) -> String {
 
 /// A filter as parameters.
 struct Parameters<'a> {
-    aggregate_type: Option<&'a str>,
-    aggregate_id: Option<&'a str>,
+    aggregate_types: Option<Vec<String>>,
+    aggregate_ids: Option<Vec<String>>,
     filter: &'a Filter,
 }
 
 impl<'a> Parameters<'a> {
     fn of(filter: &'a Filter) -> Self {
-        let aggregate = filter.aggregate.as_ref();
-        let aggregate_type = aggregate.map(|it| it.kind.as_str());
-        Self { aggregate_type, aggregate_id: aggregate.map(|it| it.id.as_str()), filter }
+        let (aggregate_types, aggregate_ids) =
+            filter.aggregate.as_ref().map(Aggregate::readings).unzip();
+        Self { aggregate_types, aggregate_ids, filter }
     }
 
     fn with<'b>(&'b self, more: &[&'b (dyn ToSql + Sync)]) -> Vec<&'b (dyn ToSql + Sync)> {
         let mut all: Vec<&'b (dyn ToSql + Sync)> = vec![
-            &self.aggregate_type,
-            &self.aggregate_id,
+            &self.aggregate_types,
+            &self.aggregate_ids,
             &self.filter.event_type,
             &self.filter.reason,
             &self.filter.since,
@@ -102,6 +103,23 @@ impl Store {
         let parameters = Parameters::of(filter);
         let row = self.query_one("count dead letters", &sql, &parameters.with(&[])).await?;
         Ok((row.get::<_, i64>(0).cast_unsigned(), row.get(1)))
+    }
+
+    /// Types and ids of the aggregates of those that match, if the filter names one.
+    pub(crate) async fn dead_aggregates(
+        &self,
+        filter: &Filter,
+    ) -> Result<Vec<(String, String)>, Error> {
+        if filter.aggregate.is_none() {
+            return Ok(vec![]);
+        }
+        let sql = format!(
+            "SELECT DISTINCT aggregate_type, aggregate_id FROM {} WHERE {MATCHES} ORDER BY 1, 2",
+            self.dead()
+        );
+        let parameters = Parameters::of(filter);
+        let rows = self.query("tell aggregates apart", &sql, &parameters.with(&[])).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
     }
 
     /// Ids in the order in which they are to be requeued: those that died until `until`, behind the
@@ -226,7 +244,7 @@ impl Store {
     /// Moves all dead letters of an aggregate back into the outbox, in one step. Says how many.
     pub(crate) async fn requeue_aggregate(
         &self,
-        aggregate: &Aggregate,
+        (kind, id): &(String, String),
         actor: &Actor,
     ) -> Result<u64, Error> {
         let sql = format!(
@@ -243,7 +261,6 @@ impl Store {
             noted = self.note("requeue", "NULL"),
         );
         let (Actor { name, via, .. }, why) = (actor, actor.why());
-        let (kind, id) = (&aggregate.kind, &aggregate.id);
         let row = self.query_one(REQUEUING, &sql, &[kind, id, name, via, &why]).await;
         Ok(row.map_err(no_json)?.get::<_, i64>(0).cast_unsigned())
     }

@@ -79,7 +79,7 @@ impl Store {
              WHERE l.replay IS NOT NULL
                  OR (r.event_ids IS NULL OR $1 = ANY (r.event_ids))
                      AND (r.aggregate_type IS NULL
-                          OR r.aggregate_type = $2 AND r.aggregate_id = $3)
+                          OR r.aggregate_type || ':' || r.aggregate_id = $2 || ':' || $3)
                      AND (r.from_lsn IS NULL OR $4::pg_lsn >= r.from_lsn)
                      AND (r.to_lsn IS NULL OR $4::pg_lsn <= r.to_lsn)
                      AND $5::timestamptz <= r.asked_at

@@ -27,8 +27,8 @@ impl Store {
             }
         }
         let aggregate = filter.aggregate.as_ref();
-        let aggregate_type = aggregate.map(|it| &it.kind);
-        let aggregate_id = aggregate.map(|it| &it.id);
+        let written = aggregate.map(ToString::to_string);
+        let aggregate_ids = aggregate.map(|it| it.readings().1);
         let (time, id) = after.unwrap_or((None, Uuid::nil()));
         let limit = i64::from(limit);
         // Only what is asked for stands there: the planner then finds the index for it.
@@ -39,8 +39,8 @@ impl Store {
             conditions.push(condition.replace('$', &format!("${}", parameters.len())));
         };
         if aggregate.is_some() {
-            add("aggregate_type = $", &aggregate_type);
-            add("aggregate_id = $", &aggregate_id);
+            add("aggregate_type || ':' || aggregate_id = $", &written);
+            add("aggregate_id = ANY ($)", &aggregate_ids);
         }
         if filter.aggregate_id.is_some() {
             add("aggregate_id = $", &filter.aggregate_id);

@@ -25,7 +25,7 @@ pub(super) const LIMIT: u32 = 50;
 pub(super) const LIMIT_MAX: u32 = 1_000;
 
 /// As a query or a request has it.
-pub(super) const AGGREGATE: &str = r"^[^:]+:[\s\S]+$";
+pub(super) const AGGREGATE: &str = r"^[\s\S]*:[\s\S]*$";
 
 /// Who changes something, and what for.
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]

@@ -15,6 +15,18 @@ impl Store for DeadLetters {
     type Place = (Timestamp, Uuid, String);
     const AT_ONCE: u32 = 1_000;
 
+    async fn aggregates(&self, filter: &Filter) -> Result<Vec<(String, String)>, Error> {
+        if filter.aggregate.is_none() {
+            return Ok(vec![]);
+        }
+        let of = filter.clone().into();
+        let sql = list_letters::list_aggregates(&self.schema);
+        let parameters = self.parameters(&of);
+        let parameters = parameters.with(&[]);
+        let rows = query(&self.connection, "tell aggregates apart", &sql, &parameters).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
     async fn count(&self, filter: &Filter) -> Result<(u64, Timestamp), Error> {
         let sql = "SELECT clock_timestamp()";
         let now = query(&self.connection, "read the server's clock", sql, &[]).await?;

@@ -8,8 +8,9 @@ const STUBBORN_OVER: i32 = 3;
 /// What a selection means. Its parameters are always $1 to $7.
 pub(super) const MEANT: &str = "($1::text IS NULL OR d.consumer = $1)
     AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-    AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-    AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+    AND ($3::text[] IS NULL
+         OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+             IN (SELECT * FROM unnest($3::text[], $4::text[])))
     AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
     AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
     AND ($7::timestamptz IS NULL OR d.dead_at >= $7)";
@@ -69,6 +70,15 @@ pub(crate) fn group_letters_of(schema: &str, many: bool) -> String {
     let aggregate = "coalesce(d.headers->'Aggregate-Type'->>0 || ':'
         || (d.headers->'Aggregate-Id'->>0), d.message_id::text)";
     as_json(&group_letters(aggregate, &these))
+}
+
+/// Types and ids of the aggregates of those that are meant, as they travel.
+pub(crate) fn list_aggregates(schema: &str) -> String {
+    let open = open(schema);
+    format!(
+        "SELECT DISTINCT d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0 {open}
+         ORDER BY 1, 2"
+    )
 }
 
 /// Those that are dead since `$8` at most, behind the place `$9`, `$10`, `$11`.

@@ -12,8 +12,9 @@ coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped FROM public.inbox_dea
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING')
@@ -32,8 +33,9 @@ coalesce(d.headers->'Tailpost-Escaped'->>0, '') AS escaped, d.headers, d.payload
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') ORDER BY d.dead_at, d.message_id LIMIT $8;
@@ -43,8 +45,9 @@ SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING');
@@ -52,8 +55,9 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') 
 -- count many letters
 SELECT count(*), extract(epoch FROM clock_timestamp() - min(d.dead_at))::float8 FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7);
@@ -73,8 +77,9 @@ ELSE reason END, '^[45][0-9]{2} ', ''), '[0-9]+', '<n>', 'g') AS fingerprint, ag
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') AND coalesce(m.status, 'DEAD') = 'DEAD' ORDER BY dead_at DESC LIMIT 10000) newest
@@ -94,8 +99,9 @@ ELSE reason END, '^[45][0-9]{2} ', ''), '[0-9]+', '<n>', 'g') AS fingerprint, ag
     || (d.headers->'Aggregate-Id'->>0), d.message_id::text)) COLLATE "C" AS aggregate
                  FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) ORDER BY dead_at DESC LIMIT 10000) newest
@@ -107,8 +113,9 @@ SELECT d.dead_at, d.message_id, d.consumer FROM public.inbox_dead_letter d LEFT 
 AND m.event_time = d.event_time
      WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND coalesce(m.status, 'DEAD') IN ('DEAD', 'FAILED', 'PROCESSING') AND d.dead_at <= $8
@@ -151,8 +158,9 @@ WITH done AS (
          WHERE m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
@@ -174,8 +182,9 @@ WITH closed AS (
          WHERE m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
@@ -184,8 +193,9 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL O
          DELETE FROM public.inbox_dead_letter d
          WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND (
@@ -210,8 +220,9 @@ WITH closed AS (
          WHERE m.consumer = d.consumer AND m.message_id = d.message_id
 AND m.event_time = d.event_time AND ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND m.status = 'DEAD'
@@ -220,8 +231,9 @@ AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL O
          DELETE FROM public.inbox_dead_letter d
          WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7) AND ($10::timestamptz IS NULL OR d.dead_at = $10) AND (
@@ -242,8 +254,9 @@ AND m.event_time = d.event_time))
 -- note a reading
 WITH done AS (SELECT d.* FROM public.inbox_dead_letter d WHERE ($1::text IS NULL OR d.consumer = $1)
 AND ($2::uuid[] IS NULL OR d.message_id = ANY($2))
-AND ($3::text IS NULL OR d.headers->'Aggregate-Type'->>0 = $3)
-AND ($4::text IS NULL OR d.headers->'Aggregate-Id'->>0 = $4)
+AND ($3::text[] IS NULL
+     OR (d.headers->'Aggregate-Type'->>0, d.headers->'Aggregate-Id'->>0)
+         IN (SELECT * FROM unnest($3::text[], $4::text[])))
 AND ($5::text IS NULL OR d.headers->'Event-Type'->>0 = $5)
 AND ($6::text IS NULL OR position(lower($6) IN lower(d.cause || ': ' || d.reason)) > 0)
 AND ($7::timestamptz IS NULL OR d.dead_at >= $7)), noted AS (
