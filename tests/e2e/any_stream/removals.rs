@@ -41,6 +41,22 @@ async fn publish(env: &TestEnv, events: usize) {
     assert!(relay.wait_exit(DEADLINE).await.success(), "{}", relay.log());
 }
 
+/// Made anew, it may also begin behind the end of the former one.
+// proves: G-VERIFY-1
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_former_stream_of_that_name_had_is_missed_wherever_the_new_one_begins() {
+    let env = published(5).await;
+    let jetstream = env.nats.jetstream().await.expect("connect to NATS");
+    let mut config = env.stream().await.cached_info().config.clone();
+    jetstream.delete_stream(&config.name).await.expect("delete the stream");
+    config.first_sequence = Some(1_000);
+    jetstream.create_stream(config).await.expect("make it anew");
+    env.removes_messages();
+    publish(&env, 3).await;
+    let report = verify(&env, 1).await;
+    assert_eq!((removed(&report), &report["matched"]), (5, &3.into()), "{report}");
+}
+
 /// A limit for each subject removes old messages whatever `discard` says.
 // proves: G-STREAM-1, G-VERIFY-1
 #[tokio::test(flavor = "multi_thread")]

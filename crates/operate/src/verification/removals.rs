@@ -22,8 +22,6 @@ pub(super) struct Removals {
     /// The configuration removes no message that was stored after this; `i64::MAX` if it may remove
     /// any, `i64::MIN` if it removes none.
     pub(super) until_micros: i64,
-    /// The lowest sequence that it ever had.
-    first: u64,
     readers: Vec<Reader>,
 }
 
@@ -63,7 +61,7 @@ impl Removals {
         }
         // What is acknowledged is removed, in any order.
         readers.retain(|_| limits);
-        Self { until_micros, first: config.first_sequence.unwrap_or(1), readers }
+        Self { until_micros, readers }
     }
 
     /// No row that names a lower sequence, and was published before `until_micros`, is a finding.
@@ -79,9 +77,7 @@ impl Removals {
             let is_later = published_micros > it.created_micros;
             is_meant && is_later && sequence.is_some_and(|sequence| sequence > it.delivered)
         };
-        if sequence.is_some_and(|it| it < self.first) {
-            0
-        } else if published_micros > self.until_micros {
+        if published_micros > self.until_micros {
             RowRecord::KEPT
         } else if self.readers.iter().any(is_unread) {
             RowRecord::UNREAD
