@@ -118,6 +118,25 @@ async fn in_poll_mode_rows_of_the_former_table_come_first() {
     assert_eq!(env.stored_ids().await, expected);
 }
 
+/// To follow the statement would end the first one's relay.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_outbox_beside_one_that_is_in_use_is_told_to_take_a_schema_of_its_own() {
+    let mut env = env().await;
+    let relay = env.relay();
+    env.set("TAILPOST_POSTGRES__TABLE", "public.users_outbox");
+    let (_, said) = env.ends_with(4, &["setup"]).await;
+    let apart = "there is no table public.users_outbox, and the schema has the outbox \
+                 public.outbox_events";
+    let ways = "if that is the same table, or set postgres.table to its present name; a second outbox \
+                needs a schema of its own";
+    assert!(said.contains(apart) && said.contains(ways), "{said}");
+    let (found, _) = env.ends_with(1, &["doctor", "--only", "outbox-table"]).await;
+    assert!(found.contains(ways), "{found}");
+    let expected = env.insert_each(5).await;
+    assert_stored(&env, &expected).await;
+    drop(relay);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_that_was_renamed_is_named_with_what_renames_it() {
     let env = env().await;

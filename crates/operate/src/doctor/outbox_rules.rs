@@ -54,8 +54,11 @@ fn table(seen: &Seen) -> Judged {
         return ok(format!("table {table}"));
     }
     if let Ok(Contents { former: Some((problem, fix)), .. }) = seen.contents() {
-        let statement = fix.trim_start_matches("run `").trim_end_matches('`');
-        return error(problem.clone(), [Remedy::sql(statement)]);
+        let fix = fix.trim_start_matches("run `");
+        let (statement, caution) = fix.split_once('`').unwrap_or((fix, ""));
+        let remedy = Remedy::sql(statement);
+        let remedy = if caution.is_empty() { remedy } else { remedy.with_caution(caution.trim()) };
+        return error(problem.clone(), [remedy]);
     }
     let evidence = format!("there is no table {table}");
     if let Some(problem) = found.migrations.as_ref().and_then(|it| it.problem.as_ref()) {

@@ -57,8 +57,13 @@ impl Store {
             (row.get(1), row.get(2), row.get(3));
         if !is_replaced {
             return Err(Error::Unusable {
-                problem: format!("table {table} is called {former} by now"),
-                fix: format!("run `{renamed}`"),
+                problem: format!(
+                    "there is no table {table}, and the schema has the outbox {former}"
+                ),
+                fix: format!(
+                    "run `{renamed}` if that is the same table, or set postgres.table to its present \
+                     name; a second outbox needs a schema of its own"
+                ),
             });
         }
         let waits = match self.mark_by {
