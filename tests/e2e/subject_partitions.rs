@@ -6,6 +6,8 @@ use outbox::wire::partition;
 use support::{DEADLINE, TestEnv};
 use uuid::Uuid;
 
+use crate::doctor::nats_commands;
+
 const FOUR: NonZeroU32 = NonZeroU32::new(4).expect("above 0");
 
 const SECOND: &str = "outbox.{partition}.{aggregate_type}.{event_type}";
@@ -60,6 +62,29 @@ async fn every_command_knows_the_partition_of_an_event() {
     let (id, subject) = &expected[0];
     let (story, _) = env.ends_with(0, &["explain", &id.to_string()]).await;
     assert!(story.contains(subject.as_str()), "{story}");
+}
+
+/// As a configuration does that is written as a whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_is_written_back_into_metadata_that_was_removed() {
+    let mut env = TestEnv::new().await;
+    divide(&mut env, "4", SECOND);
+    env.setup().await;
+    let relay = env.relay();
+    env.insert(3).await;
+    env.wait_marked().await;
+    nats_commands::edit(&env, "OUTBOX", |it| it.metadata.clear()).await;
+    relay.announce("");
+    assert_eq!(relay.wait_exit(DEADLINE).await.code(), Some(4), "{}", relay.log());
+    let log = relay.log();
+    assert!(log.contains("its metadata does not say how its messages are divided"), "{log}");
+    let (_, command) = log.rsplit_once("`nats ").expect("a command");
+    let command = format!("nats {}", command.split('`').next().expect("its end"));
+    nats_commands::run(&env, &command).await;
+    assert_eq!(env.stream().await.cached_info().config.metadata["partitions"], "4");
+    let _relay = env.relay();
+    env.insert(3).await;
+    env.wait_stored(6).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

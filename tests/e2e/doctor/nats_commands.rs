@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::response::Response;
-use async_nats::jetstream::stream::{Config, DiscardPolicy};
+use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy};
 use serde_json::{Value, json};
 use support::TestEnv;
 
@@ -41,7 +41,7 @@ pub(crate) async fn pause(env: &TestEnv, consumer: &str, until: Option<&str>) {
 }
 
 /// Changes the configuration of a stream.
-pub(super) async fn edit(env: &TestEnv, name: &str, change: impl FnOnce(&mut Config)) {
+pub(crate) async fn edit(env: &TestEnv, name: &str, change: impl FnOnce(&mut Config)) {
     let jetstream = env.nats.jetstream().await.expect("connect to NATS");
     let stream = jetstream.get_stream(name).await.expect("look up the stream");
     let mut config = stream.cached_info().config.clone();
@@ -65,6 +65,11 @@ fn options_into(config: &mut Config, options: &[&str]) {
                 let subjects = value().trim_matches('\'').split(',');
                 config.subjects = subjects.map(str::to_owned).collect();
             }
+            "--retention" => config.retention = retention(value()),
+            "--metadata" => {
+                let (name, value) = value().split_once('=').expect("a value");
+                config.metadata.insert(name.into(), value.into());
+            }
             "--replicas" => config.num_replicas = value().parse().expect("a number"),
             "--dupe-window" => config.duplicate_window = seconds(value()),
             "--max-age" => config.max_age = seconds(value()),
@@ -82,6 +87,13 @@ fn options_into(config: &mut Config, options: &[&str]) {
             }
             other => panic!("no such option here: {other}"),
         }
+    }
+}
+
+fn retention(name: &str) -> RetentionPolicy {
+    match name {
+        "limits" => RetentionPolicy::Limits,
+        other => panic!("--retention {other}"),
     }
 }
 

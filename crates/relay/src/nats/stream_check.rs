@@ -262,19 +262,27 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 10] {
 fn partitions(config: &Config, stream: &Stream) -> Check {
     let name = &config.stream.name;
     let (wanted, recorded) = (config.partitions.to_string(), recorded_partitions(stream));
-    (
-        PARTITIONS,
-        recorded != wanted,
-        format!(
-            "relay.partitions = {wanted}, and its messages are divided into {recorded}: events of \
-             an aggregate would be in two partitions"
+    let edit = format!("`nats stream edit {name} --metadata {PARTITIONS}={wanted}`");
+    let other = format!("set relay.partitions = {recorded}, or stream.name to a new stream");
+    let (divided, fix) = match stream.metadata.contains_key(PARTITIONS) {
+        true => (
+            format!("its messages are divided into {recorded}"),
+            format!(
+                "{other}. If it has no messages: `tailpost setup`, or, if that did not make it, {edit}"
+            ),
         ),
-        format!(
-            "set relay.partitions = {recorded}, or stream.name to a new stream. If it has no \
-             messages: `tailpost setup`, or, if that did not make it, `nats stream edit {name} \
-             --metadata {PARTITIONS}={wanted}`"
+        false => (
+            "its metadata does not say how its messages are divided, which stands for 1".to_owned(),
+            format!(
+                "if they were divided into {wanted}, and the metadata was removed, or if there are \
+                 none: {edit}. Otherwise {other}"
+            ),
         ),
-    )
+    };
+    let reason = format!(
+        "relay.partitions = {wanted}, and {divided}: events of an aggregate would be in two partitions"
+    );
+    (PARTITIONS, recorded != wanted, reason, fix)
 }
 
 /// How many partitions a stream has.
