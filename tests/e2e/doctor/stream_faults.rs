@@ -151,6 +151,12 @@ const FAULTS: &[Fault] = &[
     )
     .after(ANEW),
     Fault::new(
+        "stream-retention",
+        "error",
+        &[Edit(|it| it.retention = RetentionPolicy::Interest)],
+        &["nats stream edit OUTBOX --retention limits"],
+    ),
+    Fault::new(
         "stream-interest",
         "warning",
         &[

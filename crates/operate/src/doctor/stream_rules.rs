@@ -148,6 +148,7 @@ fn remedies(seen: &Seen, about: &str, fix: String) -> Vec<Remedy> {
     };
     let renamed = Remedy::setting("stream.name", &format!("{base}_NEW"));
     match about {
+        _ if fix.starts_with("nats ") => vec![Remedy::shell(fix)],
         "storage" | "persistence" | "retention" | "counter" => vec![
             Remedy::shell(format!("nats stream edit {name} --subjects 'retired.{name}'")),
             renamed,
@@ -163,7 +164,7 @@ fn remedies(seen: &Seen, about: &str, fix: String) -> Vec<Remedy> {
             Remedy::shell("tailpost setup"),
         ],
         "sources" => vec![Remedy::setting("relay.mode", "keyed")],
-        _ if fix.starts_with("nats ") || fix.starts_with("tailpost ") => vec![Remedy::shell(fix)],
+        _ if fix.starts_with("tailpost ") => vec![Remedy::shell(fix)],
         _ => vec![Remedy::advice(fix)],
     }
 }

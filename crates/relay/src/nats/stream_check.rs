@@ -243,12 +243,7 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 10] {
             ),
             edit(config, &format!("--subjects '{}'", patterns.join(","))),
         ),
-        (
-            "retention",
-            fenced && stream.retention != RetentionPolicy::Limits,
-            "fenced mode reads the stream's end, which needs retention by limits".into(),
-            format!("{}; or set relay.mode = \"keyed\"", anew("retention")),
-        ),
+        retention(config, stream, &anew("retention")),
         (
             "sources",
             fenced && stream.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
@@ -256,6 +251,19 @@ fn losses(config: &Config, stream: &Stream) -> [Check; 10] {
             "remove the sources, or set relay.mode = \"keyed\"".into(),
         ),
     ]
+}
+
+/// The broker changes it, except that of a queue, which has to be made `anew`.
+fn retention(config: &Config, stream: &Stream, anew: &str) -> Check {
+    (
+        "retention",
+        config.mode == Mode::Fenced && stream.retention != RetentionPolicy::Limits,
+        "fenced mode reads the stream's end, which needs retention by limits".into(),
+        match stream.retention {
+            RetentionPolicy::WorkQueue => format!("{anew}; or set relay.mode = \"keyed\""),
+            _ => edit(config, "--retention limits"),
+        },
+    )
 }
 
 /// Whether the stream's messages are divided as the configuration says.
