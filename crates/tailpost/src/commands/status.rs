@@ -97,7 +97,9 @@ fn idle_role(relay: &Value) -> Option<&str> {
 fn unread_text(slot: &str, role: Option<&str>) -> String {
     match role {
         Some(role) => format!("the relay is {role}, and does not read {slot} yet"),
-        None => format!("no relay reads {slot}: run `tailpost relay`"),
+        None => format!(
+            "no relay reads {slot}: run `tailpost relay`; if it ends, `tailpost doctor` says why"
+        ),
     }
 }
 
@@ -146,7 +148,9 @@ mod tests {
         let told = "the relay is starting, and does not read the slot yet";
         assert_eq!(text(r#"{"role": "starting"}"#), told);
         assert_eq!(text(r#"{"shards": [{"role": "active"}, {"role": "starting"}]}"#), told);
-        assert_eq!(text(r#"{"role": "active"}"#), "no relay reads the slot: run `tailpost relay`");
+        let told =
+            "no relay reads the slot: run `tailpost relay`; if it ends, `tailpost doctor` says why";
+        assert_eq!(text(r#"{"role": "active"}"#), told);
     }
 
     #[test]
