@@ -347,7 +347,15 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
     None
 }
 
+/// The role, as the server quotes it, that may not log in.
+fn kept_out(message: &str) -> Option<&str> {
+    message.strip_prefix("role ")?.strip_suffix(" is not permitted to log in")
+}
+
 fn postgres_hint(source: &tokio_postgres::Error) -> Option<String> {
+    if let Some(role) = source.as_db_error().and_then(|it| kept_out(it.message())) {
+        return Some(format!("run `ALTER ROLE {role} LOGIN`"));
+    }
     if let Some(code) = source.code() {
         let hint = match code {
             code if *code == SqlState::INVALID_PASSWORD => "check the user and password in the URL",

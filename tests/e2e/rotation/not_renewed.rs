@@ -67,9 +67,10 @@ async fn a_role_that_no_rule_of_the_server_lets_in_is_not_asked_for_another_pass
     let hint = "renew what postgres.password_file gives";
     let port = env.postgres.port();
     let url = |role| format!("postgres://{role}@127.0.0.1:{port}/postgres");
-    for (url, words) in
-        [(url("stranger"), "no pg_hba.conf entry"), (url("asleep"), "is not permitted to log in")]
-    {
+    for (url, words) in [
+        (url("stranger"), "no pg_hba.conf entry"),
+        (url("asleep"), "run `ALTER ROLE \"asleep\" LOGIN`"),
+    ] {
         env.set("DATABASE_URL", &url);
         let (_, told) = env.ends_with(4, &["setup"]).await;
         assert!(told.contains(words) && !told.contains(hint), "{told}");
