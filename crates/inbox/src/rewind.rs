@@ -66,9 +66,14 @@ impl RewindOnly {
     #[must_use]
     pub fn means(&self, event: &Event) -> bool {
         let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|it| it == name);
-        is(&self.aggregate_type, &event.aggregate_type)
-            && is(&self.aggregate_id, &event.aggregate_id)
-            && is(&self.event_type, &event.event_type)
+        // Types and ids may have colons: all that are written so are meant.
+        let aggregate = match (&self.aggregate_type, &self.aggregate_id) {
+            (Some(kind), Some(id)) => {
+                format!("{kind}:{id}") == format!("{}:{}", event.aggregate_type, event.aggregate_id)
+            }
+            (kind, id) => is(kind, &event.aggregate_type) && is(id, &event.aggregate_id),
+        };
+        aggregate && is(&self.event_type, &event.event_type)
     }
 }
 

@@ -58,6 +58,10 @@ use crate::{Error, State, Status, Summary};
 /// Before the broker is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a worker for another stream may have the role: in a deployment that moves a consumer it is
+/// stopped once this one is ready.
+const OTHER_STREAM_MAX: Duration = Duration::from_secs(30);
+
 pub(crate) struct Settings {
     pub(crate) config: Arc<Config>,
     pub(crate) mended: watch::Receiver<u64>,
@@ -221,7 +225,7 @@ impl<W: Work> Worker<W> {
     /// Waits until this worker may handle events, and says in which term of the role; nothing if it is
     /// to stop.
     async fn becomes_active(&mut self) -> Option<Term> {
-        let mut trouble = self.context.pool.trouble();
+        let (mut trouble, began) = (self.context.pool.trouble(), Instant::now());
         loop {
             if self.shutdown.is_cancelled() {
                 return None;
@@ -242,7 +246,7 @@ impl<W: Work> Worker<W> {
                     let why = why.unwrap_or_else(|| "the role was not renewed".into());
                     self.say(State::Paused, Some(why));
                 }
-                Role::Standby | Role::Leaving => self.stands_by(),
+                Role::Standby | Role::Leaving => self.stands_by(began),
                 Role::Unknown => match trouble.borrow_and_update().clone() {
                     Some(trouble) => self.say(State::Paused, Some(trouble)),
                     None => self.say(State::Starting, None),
@@ -252,14 +256,16 @@ impl<W: Work> Worker<W> {
                 _ = self.role.changed() => {}
                 _ = trouble.changed() => {}
                 _ = self.other_stream.changed() => {}
+                () = tokio::time::sleep(OTHER_STREAM_MAX) => {}
                 () = self.shutdown.cancelled() => return None,
             }
         }
     }
 
     /// Another worker handles the events; none handles those of this stream if that is of another one.
-    fn stands_by(&mut self) {
-        let Some(other) = self.other_stream.borrow_and_update().clone() else {
+    fn stands_by(&mut self, since: Instant) {
+        let other = self.other_stream.borrow_and_update().clone();
+        let Some(other) = other.filter(|_| since.elapsed() >= OTHER_STREAM_MAX) else {
             return self.say(State::Standby, None);
         };
         let Config { consumer, stream, .. } = &*self.context.config;
