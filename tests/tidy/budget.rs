@@ -10,12 +10,12 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11763),
     ("lab", 6727),
-    ("operate", 14187),
+    ("operate", 14258),
     ("outbox", 2165),
     ("pgoutput", 481),
-    ("relay", 18738),
-    ("servers", 2447),
-    ("tailpost", 12824),
+    ("relay", 18762),
+    ("servers", 2453),
+    ("tailpost", 12837),
 ];
 
 /// Settings of the configuration file.

@@ -300,7 +300,8 @@ async fn a_table_that_is_locked_is_no_record_that_is() {
             locking.rollback().await.expect("give it back");
             context.pool.put(context.pool.get().await);
         };
-        timeout(4 * SOON, async { tokio::join!(working, seeing) }).await.expect("all is told");
+        let both = Box::pin(async { tokio::join!(working, seeing) });
+        timeout(4 * SOON, both).await.expect("all is told");
         assert_eq!(*context.pool.trouble().borrow(), None, "it is over");
         assert_eq!(reported(&mut said, reports_due).await.len(), reports_due);
     }

@@ -101,7 +101,8 @@ pub(super) async fn inspect(settings: &Settings) -> anyhow::Result<Inspected> {
         }
         let interval =
             consumer.settings.rate.as_ref().map(|it| it.0.interval()).unwrap_or_default();
-        let patience = lease.max(interval.saturating_mul(all.len() as u32));
+        let parts = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let patience = lease.max(interval.saturating_mul(parts));
         durables.insert(consumer.name.clone(), (all, patience, builder::subjects(&consumer)));
         reports.insert(consumer.name, report);
     }
