@@ -12,7 +12,7 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND pid <> pg_backend_pid()
 
 -- find the role
 SELECT token, owner, (r.expires_at <= clock_timestamp()
-    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))), unended
+    OR pg_try_advisory_xact_lock(hashtextextended(r.owner, 1))), unended, handled_stream
 FROM public.inbox_roles AS r WHERE consumer = $1 AND partition = $2;
 
 -- look around
