@@ -60,9 +60,12 @@ async fn a_row_without_a_mark_that_would_move_to_another_partition_is_not_publis
         "CREATE TABLE outbox_events (
              id UUID, aggregate_type TEXT NOT NULL, aggregate_id TEXT NOT NULL,
              event_type TEXT NOT NULL, payload JSONB NOT NULL, note TEXT,
-             archived BOOLEAN DEFAULT false, PRIMARY KEY (id, archived)
+             archived BOOLEAN DEFAULT false, PRIMARY KEY (id, archived, aggregate_type)
          ) PARTITION BY LIST (archived);
-         CREATE TABLE live PARTITION OF outbox_events FOR VALUES IN (false);
+         CREATE TABLE live PARTITION OF outbox_events FOR VALUES IN (false)
+             PARTITION BY LIST (aggregate_type);
+         CREATE TABLE orders PARTITION OF live FOR VALUES IN ('order');
+         CREATE TABLE others PARTITION OF live DEFAULT;
          CREATE TABLE archive PARTITION OF outbox_events FOR VALUES IN (true)",
     )
     .await;
@@ -74,10 +77,12 @@ async fn a_row_without_a_mark_that_would_move_to_another_partition_is_not_publis
     env.wait_stored(5).await;
     env.execute("UPDATE outbox_events SET note = 'kept', archived = false").await;
     let client = env.client().await;
-    let moving = client.execute("UPDATE outbox_events SET archived = true", &[]).await;
-    let refused = moving.expect_err("it is refused");
-    let refused = refused.as_db_error().expect("by PostgreSQL");
-    assert!(refused.message().contains("partition key of an event without a mark"), "{refused}");
+    for moves in ["archived = true", "aggregate_type = 'user'"] {
+        let moving = client.execute(&format!("UPDATE outbox_events SET {moves}"), &[]).await;
+        let refused = moving.expect_err("it is refused");
+        let refused = refused.as_db_error().expect("by PostgreSQL").message();
+        assert!(refused.contains("partition key of an event without a mark"), "{refused}");
+    }
     let more = env.insert(5).await;
     env.wait_stored(10).await;
     assert_eq!(env.stored_ids().await, [ids, more].concat());

@@ -10,7 +10,7 @@ const LINES: [(&str, usize); 9] = [
     ("console", 7310),
     ("inbox", 11763),
     ("lab", 6727),
-    ("operate", 14258),
+    ("operate", 14259),
     ("outbox", 2165),
     ("pgoutput", 481),
     ("relay", 18762),

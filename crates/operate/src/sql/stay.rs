@@ -16,8 +16,9 @@ BEGIN
     SELECT string_agg(format('%I', attname), ', '),
         string_agg(format('OLD.%1$I IS DISTINCT FROM NEW.%1$I', attname), ' OR ')
     INTO keys, changed
-    FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs)
-    WHERE partrelid = $name${table}$name$::regclass;
+    FROM (SELECT DISTINCT attname -- partitions may be partitioned by other columns
+          FROM pg_partition_tree($name${table}$name$) JOIN pg_partitioned_table ON partrelid = relid
+          JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs)) AS key;
     IF keys IS NOT NULL THEN
         CREATE OR REPLACE FUNCTION {schema}.tailpost_stay() RETURNS TRIGGER
         LANGUAGE plpgsql SET search_path = pg_catalog AS $body$

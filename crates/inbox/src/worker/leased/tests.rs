@@ -96,6 +96,17 @@ fn event(seq: u128) -> Uuid {
     Uuid::from_u128(seq)
 }
 
+fn processed(context: &Context, (item, claimed): (Item, Claimed), reports: &Reports) -> Ended {
+    Ended {
+        item,
+        decision: Some(Decision::Complete { outcome: None }),
+        took: None,
+        _lease: context.leases.keep(claimed.claim, 0, claimed.since),
+        claimed,
+        reports: reports.clone(),
+    }
+}
+
 /// Reports as they come, until there are so many.
 async fn reported(said: &mut mpsc::Receiver<Said>, count: usize) -> Vec<(u64, Report)> {
     let mut reports = Vec::new();
@@ -209,15 +220,8 @@ async fn of_a_group_whose_records_are_locked_each_is_waited_for_briefly() {
     let mut other = postgres.client("postgres").await.expect("connect");
     let locking = other.transaction().await.expect("begin");
     locking.execute("SELECT FROM inbox_messages FOR UPDATE", &[]).await.expect("lock them");
-    let ended = |(item, claimed): (Item, Claimed)| Ended {
-        item,
-        decision: Some(Decision::Complete { outcome: None }),
-        took: None,
-        _lease: context.leases.keep(claimed.claim, 0, claimed.since),
-        claimed,
-        reports: reports.clone(),
-    };
-    let mut batch: Vec<Ended> = claimed.into_iter().map(ended).collect();
+    let mut batch: Vec<Ended> =
+        claimed.into_iter().map(|it| processed(&context, it, &reports)).collect();
     let began = Instant::now();
     write_all(&context, &mut batch).await;
     let (took, usual) = (began.elapsed(), Duration::from_secs(1));
@@ -272,15 +276,8 @@ async fn a_table_that_is_locked_is_no_record_that_is() {
     let mut trouble = context.pool.trouble();
     let mut other = postgres.client("postgres").await.expect("connect");
 
-    let ended = |(item, claimed): (Item, Claimed)| Ended {
-        item,
-        decision: Some(Decision::Complete { outcome: None }),
-        took: None,
-        _lease: context.leases.keep(claimed.claim, 0, claimed.since),
-        claimed,
-        reports: reports.clone(),
-    };
-    let verdicts: Vec<Ended> = claimed.into_iter().map(ended).collect();
+    let verdicts: Vec<Ended> =
+        claimed.into_iter().map(|it| processed(&context, it, &reports)).collect();
     for mut verdicts in [Vec::new(), verdicts] {
         let reports_due = if verdicts.is_empty() { items.len() } else { verdicts.len() };
         let locking = other.transaction().await.expect("begin");
